@@ -1,0 +1,1 @@
+"""DreamerV3: world-model reinforcement learning."""

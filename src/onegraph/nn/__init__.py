@@ -1,0 +1,1 @@
+"""Pure tensor code: no config objects, no environments, no files."""

@@ -1,0 +1,1 @@
+"""Runs the optimization step of any learner; knows no algorithm."""

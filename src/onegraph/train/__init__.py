@@ -1,0 +1,1 @@
+"""Training: the only place where the parts meet."""

@@ -1,0 +1,201 @@
+"""What a DreamerV3 run is: environments, agent, replay, loop. Torch-free, so that the command line can read it at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from onegraph.dreamer.config import DreamerConfig, sized
+from onegraph.envs.config import EnvConfig
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """Where the steps are kept.
+
+    Attributes:
+        capacity: Steps in all streams together; the oldest go first.
+        memory_mib: Beyond this the largest entries move to memory-mapped files.
+        online: Train on each newest window once before sampling at random.
+        save: Keep the replay in checkpoints. Without it a resumed run collects anew before it learns.
+    """
+
+    capacity: int = 5_000_000
+    memory_mib: int = 4096
+    online: bool = True
+    save: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "memory_mib"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"replay.{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One DreamerV3 run. A step is one action of one environment stream.
+
+    Attributes:
+        env: Task and environments.
+        agent: Networks, objective and optimizer.
+        replay: Where the steps are kept.
+        steps: Environment steps of the whole run, all streams together.
+        seed: Of parameters, environments, replay and every draw.
+        batch_size: Sequences in a batch.
+        batch_length: Steps of a sequence that are trained on; one more step gives the context.
+        train_ratio: Replayed steps for each environment step: updates per step are `train_ratio / (batch_size *
+            batch_length)`.
+        learning_starts: Windows that the replay must hold before the first update; 0 means batch_size * batch_length.
+        device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1", "mps".
+        threads: CPU threads of the learner; 0 means one beside worker processes and PyTorch's own choice otherwise.
+        log_every: Steps between rows of averaged learner metrics.
+        eval_every: Steps between evaluations; 0 means only at the end.
+        eval_episodes: Episodes of an evaluation; 0 for none.
+        save_every: Steps between checkpoints; 0 means only at the end.
+        keep: Checkpoints to keep, the newest.
+        video: Record one episode at each evaluation; for image observations also the model's open-loop prediction.
+        sinks: Where metrics go besides metrics.jsonl: "tensorboard", "wandb".
+    """
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(task="CartPole-v1"))
+    agent: DreamerConfig = field(default_factory=DreamerConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    steps: int = 1_100_000
+    seed: int = 0
+    batch_size: int = 16
+    batch_length: int = 64
+    train_ratio: float = 1024.0
+    learning_starts: int = 0
+    device: str = "auto"
+    threads: int = 0
+    log_every: int = 1000
+    eval_every: int = 0
+    eval_episodes: int = 10
+    save_every: int = 50_000
+    keep: int = 2
+    video: bool = False
+    sinks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        lowest = {
+            "steps": 1,
+            "seed": 0,
+            "batch_size": 1,
+            "batch_length": 2,
+            "train_ratio": 0,
+            "learning_starts": 0,
+            "threads": 0,
+            "log_every": 1,
+            "eval_every": 0,
+            "eval_episodes": 0,
+            "save_every": 0,
+            "keep": 1,
+        }
+        for name, bound in lowest.items():
+            value = getattr(self, name)
+            if not bound <= value < float("inf"):
+                raise ValueError(f"train: {name} is {value}; it must be finite and at least {bound}")
+        unknown = set(self.sinks) - {"tensorboard", "wandb"}
+        if unknown:
+            raise ValueError(f"train: sinks {sorted(unknown)} are unknown; choose tensorboard or wandb")
+        shortest = self.env.num_envs * (self.batch_length + 1)
+        if self.replay.capacity < shortest:
+            raise ValueError(
+                f"train: replay.capacity is {self.replay.capacity}, but {self.env.num_envs} streams of windows of "
+                f"{self.batch_length + 1} steps need at least {shortest}; raise it or lower batch_length or env.num_envs"
+            )
+
+
+# Fields that a resumed run may change: none of them alters what has been learned so far.
+RESUMABLE = (
+    "steps",
+    "device",
+    "threads",
+    "log_every",
+    "eval_every",
+    "eval_episodes",
+    "save_every",
+    "keep",
+    "video",
+    "sinks",
+    "env.workers",
+    "replay.save",
+    "replay.memory_mib",
+)
+
+
+def _run(task: str, steps: int, num_envs: int, train_ratio: float, **env: object) -> TrainConfig:
+    return TrainConfig(
+        env=EnvConfig(task=task, num_envs=num_envs, **env),  # pyright: ignore[reportArgumentType]
+        steps=steps,
+        train_ratio=train_ratio,
+    )
+
+
+def _default() -> TrainConfig:
+    """Any task with the reference's defaults at size1m."""
+    return replace(TrainConfig(), agent=sized("size1m"))
+
+
+def _dmc_proprio() -> TrainConfig:
+    """DeepMind Control from vectors: walker_walk, size1m, 16 environments, one update a step."""
+    run = _run("dmc/walker_walk", 1_100_000, 16, 1024, observations="proprio")
+    return replace(run, agent=sized("size1m"))
+
+
+def _dmc_vision() -> TrainConfig:
+    """DeepMind Control from 64 x 64 pixels: walker_walk, 200 M parameters."""
+    return _run("dmc/walker_walk", 1_100_000, 16, 256, observations="pixels")
+
+
+def _atari() -> TrainConfig:
+    """Atari with sticky actions, 96 x 96 gray, 51 M steps (204 M frames)."""
+    return _run("atari/pong", 51_000_000, 16, 32)
+
+
+def _atari100k() -> TrainConfig:
+    """Atari with 110 k steps (440 k frames), 64 x 64 colour."""
+    return _run("atari100k/pong", 110_000, 1, 256)
+
+
+def _crafter() -> TrainConfig:
+    """Crafter with rewards, 1.1 M steps."""
+    return _run("crafter/reward", 1_100_000, 1, 512)
+
+
+def _tiny() -> TrainConfig:
+    """Small networks and batches for trying any task on a laptop; not meant for scores."""
+    agent = replace(sized("tiny"), lr=4e-4, warmup_steps=200, imagination_last=8)
+    return TrainConfig(
+        env=EnvConfig(task="CartPole-v1", num_envs=4),
+        agent=agent,
+        replay=ReplayConfig(capacity=200_000),
+        steps=10_000,
+        batch_size=8,
+        batch_length=16,
+        train_ratio=64.0,
+        save_every=5000,
+    )
+
+
+PRESETS = {
+    "default": _default,
+    "dmc_proprio": _dmc_proprio,
+    "dmc_vision": _dmc_vision,
+    "atari": _atari,
+    "atari100k": _atari100k,
+    "crafter": _crafter,
+    "tiny": _tiny,
+}
+
+
+def preset(name: str) -> TrainConfig:
+    """Builds a preset run.
+
+    Raises:
+        ValueError: Unknown name.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"preset {name!r} is unknown; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]()
