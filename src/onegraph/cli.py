@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -67,15 +67,17 @@ class TrainArgs:
         resume: Continue the run in the directory from its latest checkpoint; its saved config gives the defaults.
         overwrite: Delete a run that lies in the directory first.
         quiet: No progress.
+        env_kwargs: Keyword arguments of the environment as a JSON object, for example '{"gravity": 9.8}'.
     """
 
-    config: tyro.conf.OmitArgPrefixes[TrainConfig]
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: str = "default"
     size: str = ""
     directory: Path | None = None
     resume: bool = False
     overwrite: bool = False
     quiet: bool = False
+    env_kwargs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +132,15 @@ class ConfigArgs:
         config: Options on top of the preset.
         preset: Where the defaults come from.
         size: Model size on top of the preset.
+        env_kwargs: Keyword arguments of the environment as a JSON object.
         list: Print the presets and sizes instead.
         run: Print the configuration that this run directory was started with instead.
     """
 
-    config: tyro.conf.OmitArgPrefixes[TrainConfig]
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     preset: str = "default"
     size: str = ""
+    env_kwargs: str = ""
     list: bool = False
     run: Path | None = None
 
@@ -165,6 +169,18 @@ def _pick(argv: Sequence[str], name: str) -> str | None:
     return None
 
 
+def _with_kwargs(config: TrainConfig, text: str) -> TrainConfig:
+    if not text:
+        return config
+    try:
+        kwargs = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--env-kwargs {text!r} is not JSON ({error}); give an object such as '{{\"gravity\": 9.8}}'") from None
+    if not isinstance(kwargs, dict):
+        raise ValueError(f"--env-kwargs {text!r} is not a JSON object; give one such as '{{\"gravity\": 9.8}}'")
+    return replace(config, env=replace(config.env, kwargs=kwargs))
+
+
 def _base(argv: Sequence[str], saved: TrainConfig | None = None) -> TrainConfig:
     name, size = _pick(argv, "--preset"), _pick(argv, "--size")
     base = saved if saved is not None and name is None else preset(name or "default")
@@ -179,7 +195,7 @@ def _train_dreamer(argv: Sequence[str]) -> int:
         saved = load_json(TrainConfig, Path(directory) / "config.json")
     default = TrainArgs(config=_base(argv, saved))
     args = _parse(TrainArgs, argv, "onegraph train dreamer", default)
-    config = args.config
+    config = _with_kwargs(args.config, args.env_kwargs)
     run_dir = args.directory or Path("runs") / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', config.env.task)}-{config.seed}"
     if args.overwrite and args.resume:
         raise ValueError("train: --resume and --overwrite exclude each other; give one of them")
@@ -255,7 +271,7 @@ def _config(argv: Sequence[str]) -> int:
             print(f"{name:12s} {(make.__doc__ or '').strip()}")
         print(f"\nsizes: {', '.join(SIZES)}")
         return 0
-    config = load_json(TrainConfig, args.run / "config.json") if args.run else args.config
+    config = load_json(TrainConfig, args.run / "config.json") if args.run else _with_kwargs(args.config, args.env_kwargs)
     print(json.dumps(to_dict(config), indent=2))
     return 0
 
@@ -300,6 +316,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         return _fail(error, 2)
     except FloatingPointError as error:
+        return _fail(error, 1)
+    except RuntimeError as error:
+        if type(error).__name__ != "EnvError":  # its module is only there once environments run
+            raise
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail(RuntimeError("interrupted twice; the last checkpoint stands"), 130)

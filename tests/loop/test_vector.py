@@ -25,8 +25,10 @@ def rollout(envs, num_steps, actions=None):
 
 
 def seeds_of(seed, num_envs, counter=0):
+    """What each stream's environment is seeded with in its first episode."""
     words = [np.random.SeedSequence([seed, counter, i]).generate_state(1)[0] for i in range(num_envs)]
-    return [int(word) & 0x7FFFFFFF for word in words]
+    first = [np.random.SeedSequence([int(w) & 0x7FFFFFFF, 0]).generate_state(1)[0] for w in words]
+    return [int(w) & 0x7FFFFFFF for w in first]
 
 
 def seed_with_both_lengths():

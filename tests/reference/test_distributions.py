@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onegraph.nn.distributions import (
@@ -63,6 +65,8 @@ def test_uniform_decodes_to_exactly_zero(shape: tuple[int, ...], dtype: torch.dt
         (5e8, {254: 1.0}),
         (1e12, {254: 1.0}),
         (-1e12, {0: 1.0}),
+        (math.inf, {254: 1.0}),
+        (-math.inf, {0: 1.0}),
     ],
 )
 def test_two_hot_code(target: float, mass: dict[int, float]) -> None:
@@ -72,7 +76,13 @@ def test_two_hot_code(target: float, mass: dict[int, float]) -> None:
     assert two_hot_loss(torch.randn(255), torch.tensor(target), BINS).isfinite()
 
 
-@settings(deadline=None)
+def test_nan_stays_visible() -> None:
+    nan = torch.tensor(math.nan)
+    assert two_hot_encode(nan, BINS).isnan().any()
+    assert two_hot_loss(torch.zeros(255), nan, BINS).isnan()
+    assert two_hot_decode(torch.full((255,), math.nan), BINS).isnan()
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40, unique=True), st.data())
 def test_code_keeps_the_mean_inside_any_support(values: list[float], data: st.DataObject) -> None:
     bins = torch.tensor(sorted(set(np.float32(values).tolist())))
@@ -85,7 +95,6 @@ def test_code_keeps_the_mean_inside_any_support(values: list[float], data: st.Da
     assert (code * bins.double()).sum().item() == pytest.approx(np.float32(target), abs=1e-5 * scale)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 300), st.integers(0, 2**31))
 def test_decode_equals_float64_on_any_support(num_bins: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -48,14 +48,15 @@ def _neighbours(target: Tensor, bins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     to_upper = torch.abs(bins[upper] - target)
     # Only outside the support do both indices meet: all mass goes to that end bin, whatever the weight.
     weight = torch.where(lower == upper, 0.5, to_lower / (to_lower + to_upper))
-    return lower, upper, weight
+    # bucketize sorts NaN above every bin, which would turn it into the largest value: keep it visible instead.
+    return lower, upper, torch.where(torch.isnan(target), target, weight)
 
 
 def two_hot_encode(target: Tensor, bins: Tensor) -> Tensor:
     """Mass on the two bins that enclose each target, linear in raw units; values outside clip to the end bins.
 
     Args:
-        target: [...], any float dtype, in raw units (not symlog-ed).
+        target: [...], any float dtype, in raw units (not symlog-ed). Infinite values clip; NaN gives NaN.
         bins: Sorted support, [K].
 
     Returns:
@@ -72,7 +73,7 @@ def two_hot_loss(logits: Tensor, target: Tensor, bins: Tensor) -> Tensor:
 
     Args:
         logits: [..., K], any float dtype.
-        target: [...], raw units; no gradient flows into it.
+        target: [...], raw units; no gradient flows into it. Infinite values clip; NaN gives NaN.
         bins: Sorted support, [K].
 
     Returns:

@@ -169,7 +169,6 @@ class OnlineTrainer:
     def _loop(self, stop: StopRequest) -> None:
         self._learn(stop)  # what a signal left undone
         while self.step < self.config.steps and not stop:
-            self._track()
             with self.timer.section("collect"):
                 self.collector.act()
             self.step += self.config.env.num_envs
@@ -180,6 +179,7 @@ class OnlineTrainer:
             self._learn(stop)
             with self.timer.section("wait"):
                 self.collector.receive()
+            self._track()
             self._report()
 
     @property
@@ -268,7 +268,6 @@ class OnlineTrainer:
     def _finish(self) -> dict[str, float]:
         from onegraph.train.plot import learning_curve
 
-        self._track()
         self._log_learner()
         if not self.updates:
             self.logger.message(
@@ -328,6 +327,8 @@ class OnlineTrainer:
             self.ratio.load_state_dict(state["ratio"], step=self.step)
         self._is_same_row = self.collector.load_state_dict(state["collector"])
         self.tracker.load_state_dict(state["tracker"])
+        if not self._is_same_row:
+            self.tracker.update(self.collector.rows)
         for name, clock in self.clocks.items():
             clock.load_state_dict(state["clocks"][name])
         self.recent.extend(state["recent"])

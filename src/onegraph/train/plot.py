@@ -28,7 +28,8 @@ def read_run(directory: Path | str) -> dict[str, Curve]:
         directory: The run's directory, which holds `metrics.jsonl`.
 
     Returns:
-        For each metric, such as `episode/return`: steps float64 [N], ascending, and values float64 [N]. Rows without
+        For each metric, such as `episode/return`: simulator frames (`env/frames`; where that is not logged, steps)
+        float64 [N], ascending, and values float64 [N]. Rows without
         the metric, or with null, are left out; so is a line that is still being written.
 
     Raises:
@@ -46,6 +47,8 @@ def read_run(directory: Path | str) -> dict[str, Curve]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
         row.pop("time_s", None)
+        frames = row.pop("env/frames", None)
+        step = step if frames is None else frames
         for key, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 columns.setdefault(key, []).append((step, value))
