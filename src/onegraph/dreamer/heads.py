@@ -16,6 +16,7 @@ from onegraph.nn.distributions import (
     bounded_normal,
     normal_entropy,
     normal_log_prob,
+    one_hot,
     race,
     symexp_bins,
     two_hot_decode,
@@ -160,8 +161,7 @@ class Actor(nn.Module):
         for spec, params, eps in zip(self.specs.values(), output, noise.split(self.dims, -1)):
             if spec.num_classes is not None:
                 for log_probs, e in zip(params, eps.split(spec.num_classes, -1)):
-                    index = race(log_probs.exp(), e)
-                    parts.append(F.one_hot(index, log_probs.shape[-1]).to(eps.dtype))
+                    parts.append(one_hot(race(log_probs.exp(), e), log_probs.shape[-1]))
             else:
                 mean, std = params
                 parts.append(mean + std * eps)
