@@ -175,7 +175,9 @@ def _with_kwargs(config: TrainConfig, text: str) -> TrainConfig:
     try:
         kwargs = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"--env-kwargs {text!r} is not JSON ({error}); give an object such as '{{\"gravity\": 9.8}}'") from None
+        raise ValueError(
+            f"--env-kwargs {text!r} is not JSON ({error}); give an object such as '{{\"gravity\": 9.8}}'"
+        ) from None
     if not isinstance(kwargs, dict):
         raise ValueError(f"--env-kwargs {text!r} is not a JSON object; give one such as '{{\"gravity\": 9.8}}'")
     return replace(config, env=replace(config.env, kwargs=kwargs))
@@ -271,7 +273,9 @@ def _config(argv: Sequence[str]) -> int:
             print(f"{name:12s} {(make.__doc__ or '').strip()}")
         print(f"\nsizes: {', '.join(SIZES)}")
         return 0
-    config = load_json(TrainConfig, args.run / "config.json") if args.run else _with_kwargs(args.config, args.env_kwargs)
+    config = (
+        load_json(TrainConfig, args.run / "config.json") if args.run else _with_kwargs(args.config, args.env_kwargs)
+    )
     print(json.dumps(to_dict(config), indent=2))
     return 0
 

@@ -20,9 +20,10 @@ def ok(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def fails(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> str:
     try:
-        assert main(argv) == code
-    except SystemExit as error:
-        assert error.code == code
+        got = main(argv)
+    except SystemExit as error:  # tyro ends the program itself
+        got = error.code
+    assert got == code
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
     return out + err
@@ -101,10 +102,26 @@ def test_train_eval_and_plot(tmp_path: Path) -> None:
     def run(*argv: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.run(
-            [sys.executable, "-m", "onegraph", *argv], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=120
+            [sys.executable, "-m", "onegraph", *argv],
+            capture_output=True,
+            text=True,
+            env=env,
+            cwd=tmp_path,
+            timeout=120,
         )
 
-    common = ["train", "dreamer", "--preset", "tiny", "--steps", "200", "--learning-starts", "64", "--eval-episodes", "2"]
+    common = [
+        "train",
+        "dreamer",
+        "--preset",
+        "tiny",
+        "--steps",
+        "200",
+        "--learning-starts",
+        "64",
+        "--eval-episodes",
+        "2",
+    ]
     for seed in ("0", "1"):
         done = run(*common, "--seed", seed)
         assert done.returncode == 0, done.stderr

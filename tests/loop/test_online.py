@@ -124,7 +124,9 @@ def test_the_same_seed_gives_the_same_metrics_and_another_does_not(tmp_path: Pat
 def test_evaluation_changes_nothing_in_training(tmp_path: Path) -> None:
     run(BASE, tmp_path / "without")
     run(replace(BASE, eval_every=30, eval_episodes=2), tmp_path / "with")
-    assert_same_tree(checkpoint(tmp_path / "without")[1]["loss_module"], checkpoint(tmp_path / "with")[1]["loss_module"])
+    assert_same_tree(
+        checkpoint(tmp_path / "without")[1]["loss_module"], checkpoint(tmp_path / "with")[1]["loss_module"]
+    )
 
 
 @pytest.mark.parametrize(("ratio", "envs"), [(6.0, 2), (12.0, 1), (24.0, 3), (1.0, 2)])
@@ -152,7 +154,9 @@ def test_resuming_twice_doubles_nothing(tmp_path: Path) -> None:
         trainer = OnlineTrainer(replace(BASE, steps=60), tmp_path, resume=True, progress=False)
         assert trainer.replay.num_steps == 60
         trainer.run()
-    assert len([r for r in rows(tmp_path) if "loss/total" in r]) == len({r["step"] for r in rows(tmp_path) if "loss/total" in r})
+    assert len([r for r in rows(tmp_path) if "loss/total" in r]) == len(
+        {r["step"] for r in rows(tmp_path) if "loss/total" in r}
+    )
 
 
 def test_a_run_too_short_to_learn_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +175,9 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     assert last["eval/episodes"] == 2
     learner = [r for r in rows(tmp_path) if "loss/total" in r]
     assert len({frozenset(r) for r in learner[1:]}) == 1
-    assert {"train/updates", "env/frames", "replay/steps", "optimizer/grad_norm", "behavior/entropy"} <= learner[-1].keys()
+    assert {"train/updates", "env/frames", "replay/steps", "optimizer/grad_norm", "behavior/entropy"} <= learner[
+        -1
+    ].keys()
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -179,7 +185,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds a run already; add --resume"):
         OnlineTrainer(BASE, tmp_path)
     other = override(BASE, {"agent.lr": 2e-3, "env.num_envs": 4})
-    with pytest.raises(ValueError, match="env.num_envs: 2 -> 4\n  agent.lr: 0.001 -> 0.002"):
+    with pytest.raises(ValueError, match=r"env\.num_envs: 2 -> 4\n  agent\.lr: 0\.001 -> 0\.002"):
         OnlineTrainer(other, tmp_path, resume=True)
     with pytest.raises(FileNotFoundError, match="has no complete checkpoint; run without --resume"):
         OnlineTrainer(BASE, tmp_path / "empty", resume=True)
@@ -263,7 +269,9 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path, number: signal.Signa
     assert "Traceback" not in err
     assert "continue with --resume" in err
     meta, _ = checkpoint(tmp_path / "run")
-    resumed = cli("train", "dreamer", "--resume", "--directory", str(tmp_path / "run"), "--steps", str(meta["step"] + 8))
+    resumed = cli(
+        "train", "dreamer", "--resume", "--directory", str(tmp_path / "run"), "--steps", str(meta["step"] + 8)
+    )
     _, err = resumed.communicate(timeout=90)
     assert resumed.returncode == 0, err
     assert checkpoint(tmp_path / "run")[0]["step"] == meta["step"] + 8

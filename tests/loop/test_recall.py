@@ -117,4 +117,3 @@ def test_state_needs_a_started_and_idle_vector() -> None:
         envs.recv()
         with pytest.raises(ValueError, match="the state has 2 streams, this one 1"):
             envs.load_state_dict({**state, "streams": state["streams"] * 2})
-

@@ -147,7 +147,9 @@ class VectorEnv:
         """
         streams = list(state["streams"])
         if len(streams) != self.num_envs:
-            raise ValueError(f"env: the state has {len(streams)} streams, this one {self.num_envs}; use the same number")
+            raise ValueError(
+                f"env: the state has {len(streams)} streams, this one {self.num_envs}; use the same number"
+            )
         self._envs.set_attr("recall", streams)
         obs, _ = self._envs.reset()
         shown = self._envs.call("episode_record")
@@ -158,7 +160,7 @@ class VectorEnv:
             episodes = max(record["episode"] for record in streams)
             return self.restart(episodes + 1), False
         flags = state["flags"]
-        self._rows = Steps(_arrays(obs), *(flags[k].copy() for k in ("reward", "is_first", "is_last", "is_terminal")), {})
+        self._rows = Steps(_arrays(obs), info={}, **{name: flag.copy() for name, flag in flags.items()})
         self._was_last = self._rows.is_last.copy()
         return self._rows, True
 
