@@ -233,6 +233,7 @@ def _eval(argv: Sequence[str]) -> int:
     results = evaluate(
         agent.policy, config.env, episodes=episodes, seed=seed, video=args.video is not None, mode=args.mode
     )
+    assert results is not None  # nothing stops it
     metrics = results.metrics()
     if args.video is not None and results.frames is not None:
         from onegraph.train.video import write_video

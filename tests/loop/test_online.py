@@ -251,23 +251,38 @@ def cli(*args: str, **kwargs: Any) -> subprocess.Popen[str]:
     )
 
 
+def group_is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 LONG = ["train", "dreamer", "--preset", "tiny", "--steps", "1000000", "--learning-starts", "64", "--save-every", "0"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    process = cli(*LONG, "--directory", str(tmp_path / "run"))
+@pytest.mark.parametrize(
+    ("number", "code", "workers"), [(signal.SIGTERM, 143, "inline"), (signal.SIGINT, 130, "process")]
+)
+def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path, number: signal.Signals, code: int, workers: str) -> None:
+    # A group of its own: like Ctrl-C, the signal goes to the workers too.
+    process = cli(*LONG, "--workers", workers, "--directory", str(tmp_path / "run"), start_new_session=True)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 90
     while not (metrics.exists() and metrics.read_text().count("\n") >= 8):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code, err
     assert "Traceback" not in err
     assert "continue with --resume" in err
+    deadline = time.monotonic() + 10
+    while group_is_alive(process.pid):
+        assert time.monotonic() < deadline, "a worker is left"
+        time.sleep(0.1)
     meta, _ = checkpoint(tmp_path / "run")
     resumed = cli(
         "train", "dreamer", "--resume", "--directory", str(tmp_path / "run"), "--steps", str(meta["step"] + 8)
@@ -276,3 +291,11 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path, number: signal.Signa
     assert resumed.returncode == 0, err
     assert checkpoint(tmp_path / "run")[0]["step"] == meta["step"] + 8
     assert checkpoint(tmp_path / "run")[0]["updates"] >= meta["updates"]
+
+
+def test_an_evaluation_ends_at_a_signal(tmp_path: Path) -> None:
+    trainer = OnlineTrainer(replace(BASE, eval_episodes=2), tmp_path, progress=False)
+    stop = StopRequest()
+    stop.requested = "SIGTERM"
+    assert trainer._evaluate(stop) == {}
+    trainer.close()

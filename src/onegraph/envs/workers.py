@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import time
 import traceback
 import warnings
@@ -68,6 +69,9 @@ class Stream:
             return GuardedEnv(RecallableEnv(make_env(self.config, render=self.render)), self.name)
         if os.getpid() == self.owner:
             return _StandIn(self.spaces, None)
+        # Ctrl-C and some schedulers signal the whole process group; the parent decides when a worker ends.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         try:
             return GuardedEnv(RecallableEnv(make_env(self.config, render=self.render)), self.name)
         except Exception as error:

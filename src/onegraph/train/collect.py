@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -195,7 +195,8 @@ def evaluate(
     seed: int,
     video: bool = False,
     mode: bool = False,
-) -> EpisodeResults:
+    should_stop: Callable[[], bool] = lambda: False,
+) -> EpisodeResults | None:
     """Runs whole episodes in environments of their own. No generator of the caller advances.
 
     Each stream contributes its first episodes in equal number, so that short episodes are not over-represented; the
@@ -208,6 +209,10 @@ def evaluate(
         seed: Of environments and draws.
         video: Keep the frames of stream 0's first episode.
         mode: Take the most likely actions instead of samples.
+        should_stop: Asked before each step; a true answer ends the evaluation.
+
+    Returns:
+        The episodes, or None if the evaluation was stopped.
     """
     from dataclasses import replace
 
@@ -223,6 +228,8 @@ def evaluate(
         steps = np.zeros(num_envs, np.int64)
         first_done = False
         while quota.any():
+            if should_stop():
+                return None
             rows = collector.rows
             ended = iter(tracker.update(rows))
             if video and not first_done:

@@ -153,7 +153,7 @@ class OnlineTrainer:
         with graceful_stop() as stop:
             try:
                 self._loop(stop)
-                result = {} if stop else self._finish()
+                result = {} if stop else self._finish(stop)
                 self._save()
             finally:
                 self.close()
@@ -180,7 +180,7 @@ class OnlineTrainer:
             with self.timer.section("wait"):
                 self.collector.receive()
             self._track()
-            self._report()
+            self._report(stop)
 
     @property
     def _learning_starts(self) -> int:
@@ -221,12 +221,12 @@ class OnlineTrainer:
         mean = float(np.mean(self.recent)) if self.recent else None
         self.logger.progress(self.step, updates_per_s=self._updates_per_s, episode_return=mean)
 
-    def _report(self) -> None:
+    def _report(self, stop: StopRequest) -> None:
         self._progress()
         if self.clocks["log"](self.step):
             self._log_learner()
         if self.clocks["eval"](self.step) and self.config.eval_episodes and self.step < self.config.steps:
-            self._evaluate()
+            self._evaluate(stop)
         if self.clocks["save"](self.step) and self.step < self.config.steps:
             self._save()
 
@@ -242,9 +242,18 @@ class OnlineTrainer:
             self._sums, self._num_sums = None, 0
         self.logger.log(self.step, metrics)
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self, stop: StopRequest) -> dict[str, float]:
         c = self.config
-        results = evaluate(self.policy, c.env, episodes=c.eval_episodes, seed=c.seed + EVAL_SEED, video=c.video)
+        results = evaluate(
+            self.policy,
+            c.env,
+            episodes=c.eval_episodes,
+            seed=c.seed + EVAL_SEED,
+            video=c.video,
+            should_stop=lambda: bool(stop),
+        )
+        if results is None:
+            return {}
         metrics = results.metrics()
         self.logger.log(self.step, {**self._counters(), **metrics})
         self.logger.message(
@@ -265,7 +274,7 @@ class OnlineTrainer:
             for key, frames in open_loop_video(self.loss_module, make_batch(sample, self.device)).items():
                 self.logger.video(self.step, f"open_loop/{key}", frames, fps=8)
 
-    def _finish(self) -> dict[str, float]:
+    def _finish(self, stop: StopRequest) -> dict[str, float]:
         from onegraph.train.plot import learning_curve
 
         self._log_learner()
@@ -275,7 +284,7 @@ class OnlineTrainer:
                 f"{self._learning_starts} (each needs {self.replay.window} consecutive steps of one environment); raise "
                 "steps, or lower batch_length, num_envs or learning_starts"
             )
-        result = self._evaluate() if self.config.eval_episodes else {}
+        result = self._evaluate(stop) if self.config.eval_episodes else {}
         if self.episodes or result:
             key = "episode/return" if self.episodes else "eval/return"
             path = self.directory / "learning_curve.png"
