@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -204,10 +205,19 @@ class VectorEnv:
         return self._rows
 
     def render(self) -> np.ndarray | None:
-        """Frame of stream 0, uint8 `[H, W, 3]`; None without `render=True` or where the environment draws none."""
+        """Frame of stream 0, uint8 `[H, W, 3]`; None without `render=True` or where the environment draws none.
+
+        Raises:
+            ImportError: The environment's drawing package is missing.
+        """
         if not self._render or not isinstance(self._envs, SyncVectorEnv):
             return None
-        frame: Any = self._envs.envs[0].render()
+        try:
+            frame: Any = self._envs.envs[0].render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ImportError(
+                f"env: {self._task} cannot be drawn, a package is missing ({error}); pip install 'onegraph[video]'"
+            ) from error
         return None if frame is None else np.asarray(frame, np.uint8)
 
     def close(self) -> None:

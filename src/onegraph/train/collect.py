@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -214,8 +215,6 @@ def evaluate(
     Returns:
         The episodes, or None if the evaluation was stopped.
     """
-    from dataclasses import replace
-
     num_envs = 1 if video and episodes == 1 else min(episodes, 10)
     quota = np.full(num_envs, episodes // num_envs)
     quota[: episodes % num_envs] += 1
@@ -260,6 +259,17 @@ def evaluate(
         None if np.isnan(success).all() else np.nan_to_num(success),
         np.stack(frames) if frames else None,
     )
+
+
+def check_rendering(env: EnvConfig) -> None:
+    """Draws one frame, so that a run that will need frames fails before it starts.
+
+    Raises:
+        ImportError: A drawing package is missing; names the extra.
+    """
+    with VectorEnv(replace(env, num_envs=1, workers="inline"), render=True) as envs:
+        envs.reset()
+        envs.render()
 
 
 def to_tensor_tree(value: Any) -> Any:

@@ -19,7 +19,15 @@ from onegraph.dreamer.stepper import make_stepper
 from onegraph.envs.vector import VectorEnv
 from onegraph.train.checkpoint import CheckpointStore
 from onegraph.train.clock import Every, Rate, Ratio, Timer
-from onegraph.train.collect import EVAL_SEED, Collector, EpisodeTracker, evaluate, make_batch, replay_fields
+from onegraph.train.collect import (
+    EVAL_SEED,
+    Collector,
+    EpisodeTracker,
+    check_rendering,
+    evaluate,
+    make_batch,
+    replay_fields,
+)
 from onegraph.train.config import MIB, RESUMABLE, TrainConfig
 from onegraph.train.device import pick_device, restore_rng, rng_state, set_threads
 from onegraph.train.log import Logger
@@ -50,6 +58,7 @@ class OnlineTrainer:
         checkpoint = self._claim_directory(resume)
         if config.video:
             require_video()
+            check_rendering(config.env)
         self.device = pick_device(config.device)
         torch.manual_seed(config.seed)
         self.stopped_by: str | None = None
