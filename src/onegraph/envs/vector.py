@@ -218,6 +218,8 @@ class VectorEnv:
             raise ImportError(
                 f"env: {self._task} cannot be drawn, a package is missing ({error}); pip install 'onegraph[video]'"
             ) from error
+        except NotImplementedError:
+            return None
         return None if frame is None else np.asarray(frame, np.uint8)
 
     def close(self) -> None:

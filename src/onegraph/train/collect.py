@@ -232,7 +232,7 @@ def evaluate(
             rows = collector.rows
             ended = iter(tracker.update(rows))
             if video and not first_done:
-                frame = envs.render()
+                frame = _frame(envs, rows)
                 if frame is not None:
                     frames.append(frame)
                 first_done = bool(rows.is_last[0])
@@ -266,10 +266,25 @@ def check_rendering(env: EnvConfig) -> None:
 
     Raises:
         ImportError: A drawing package is missing; names the extra.
+        ValueError: The environment draws nothing and shows no image.
     """
     with VectorEnv(replace(env, num_envs=1, workers="inline"), render=True) as envs:
-        envs.reset()
-        envs.render()
+        if _frame(envs, envs.reset()) is None:
+            raise ValueError(
+                f"train: video is on but {env.task} has no render() and no image observation; give it a render method that "
+                "returns [height, width, 3] bytes, or turn video off"
+            )
+
+
+def _frame(envs: VectorEnv, rows: Steps) -> np.ndarray | None:
+    """What stream 0 looks like: drawn, or else its first image observation of one or three channels; uint8 [H, W, C]."""
+    frame = envs.render()
+    if frame is not None:
+        return frame
+    for name, spec in envs.observation_specs.items():
+        if spec.is_image and spec.shape[2] in (1, 3):
+            return rows.obs[name][0].copy()
+    return None
 
 
 def to_tensor_tree(value: Any) -> Any:
