@@ -22,12 +22,14 @@ class DreamerV3Optimizer(torch.optim.Optimizer):
         2. nu <- beta2 nu + (1 - beta2) g ** 2; g <- g / (sqrt(nu / (1 - beta2 ** n)) + eps);
         3. mu <- beta1 mu + (1 - beta1) g; g <- mu / (1 - beta1 ** n);
         4. p <- p - lr * min(1, (n - 1) / warmup_steps) * g, so that the first update moves nothing.
+    With `decay_steps` the rate also falls linearly to a tenth over so many updates; the reference has no such schedule.
     Tensors without a gradient are left alone; the count n belongs to the group.
 
     Args:
         params: Tensors or parameter groups.
         lr: Learning rate after warm-up. Kept in each group as a 0-D tensor; assign to it in place.
         warmup_steps: Updates until `lr` is reached; 0 for none.
+        decay_steps: Updates until the rate has fallen to a tenth; 0 keeps it.
         agc: Largest gradient norm as a share of the parameter norm.
         parameter_norm_min: Floor of the parameter norm.
         beta1: Decay of the momentum.
@@ -47,13 +49,14 @@ class DreamerV3Optimizer(torch.optim.Optimizer):
         *,
         lr: float | Tensor = 4e-5,
         warmup_steps: int = 1000,
+        decay_steps: int = 0,
         agc: float = 0.3,
         parameter_norm_min: float = 1e-3,
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-20,
     ):
-        for name, value in (("lr", float(lr)), ("warmup_steps", warmup_steps)):
+        for name, value in (("lr", float(lr)), ("warmup_steps", warmup_steps), ("decay_steps", decay_steps)):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"DreamerV3Optimizer: {name} is {value}; it must be finite and at least 0")
         for name, value in (("agc", agc), ("parameter_norm_min", parameter_norm_min), ("eps", eps)):
@@ -65,6 +68,7 @@ class DreamerV3Optimizer(torch.optim.Optimizer):
         defaults = {
             "lr": torch.as_tensor(lr, dtype=torch.float32).clone(),
             "warmup_steps": warmup_steps,
+            "decay_steps": decay_steps,
             "agc": agc,
             "parameter_norm_min": parameter_norm_min,
             "beta1": beta1,
@@ -125,6 +129,8 @@ class DreamerV3Optimizer(torch.optim.Optimizer):
         lr = group["lr"]
         if group["warmup_steps"]:
             lr = lr * ((step - 1) / group["warmup_steps"]).clamp(max=1.0)
+        if group["decay_steps"]:
+            lr = lr * (1 - 0.9 * ((step - 1) / group["decay_steps"]).clamp(max=1.0))
         moves = torch._foreach_mul(mus, lr / correction1)
         torch._foreach_sub_(params, moves)
 

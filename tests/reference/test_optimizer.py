@@ -10,7 +10,7 @@ from torch import nn
 from onegraph.optim import DreamerV3Optimizer, HardUpdate, SoftUpdate
 
 
-def twin(params, grads, *, lr, warmup, agc=0.3, beta1=0.9, beta2=0.999, eps=1e-20):
+def twin(params, grads, *, lr, warmup, decay=0, agc=0.3, beta1=0.9, beta2=0.999, eps=1e-20):
     """All updates of each tensor in float64; grads is a list (one entry an update) of lists."""
     mu = [np.zeros_like(p) for p in params]
     nu = [np.zeros_like(p) for p in params]
@@ -22,6 +22,7 @@ def twin(params, grads, *, lr, warmup, agc=0.3, beta1=0.9, beta2=0.999, eps=1e-2
             g = g / (np.sqrt(nu[i] / (1 - beta2**n)) + eps)
             mu[i] = beta1 * mu[i] + (1 - beta1) * g
             rate = lr * (min(1, (n - 1) / warmup) if warmup else 1)
+            rate *= 1 - 0.9 * min(1, (n - 1) / decay) if decay else 1
             params[i] = p - rate * mu[i] / (1 - beta1**n)
     return params
 
@@ -36,14 +37,14 @@ def run(params, grads, **kwargs):
     return tensors, optimizer
 
 
-@pytest.mark.parametrize("warmup", [0, 5])
-def test_equals_the_twin(warmup: int) -> None:
+@pytest.mark.parametrize(("warmup", "decay"), [(0, 0), (5, 0), (5, 12)])
+def test_equals_the_twin(warmup: int, decay: int) -> None:
     rng = np.random.default_rng(0)
     shapes = [(3, 4), (5,), (2, 3, 2)]
     params = [rng.normal(size=s) for s in shapes]
     grads = [[rng.normal(size=s) * 10 ** rng.uniform(-3, 2) for s in shapes] for _ in range(20)]
-    got, _ = run(params, grads, lr=1e-2, warmup_steps=warmup)
-    want = twin([p.copy() for p in params], grads, lr=1e-2, warmup=warmup)
+    got, _ = run(params, grads, lr=1e-2, warmup_steps=warmup, decay_steps=decay)
+    want = twin([p.copy() for p in params], grads, lr=1e-2, warmup=warmup, decay=decay)
     for g, w in zip(got, want):
         np.testing.assert_allclose(g.detach().numpy(), w, rtol=2e-5, atol=1e-6)
 

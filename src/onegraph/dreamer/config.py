@@ -58,6 +58,7 @@ class DreamerConfig:
         replay_value_scale: Weight of the value loss on replayed states.
         lr: Learning rate after warm-up.
         warmup_steps: Updates over which the learning rate rises from 0.
+        decay_steps: Updates over which the learning rate falls to a tenth; 0 keeps it constant, as the reference does.
         agc: Adaptive gradient clip: largest gradient norm as a share of the parameter norm.
         beta1: Decay of the momentum.
         beta2: Decay of the squared gradients.
@@ -108,13 +109,14 @@ class DreamerConfig:
     replay_value_scale: float = 0.3
     lr: float = 4e-5
     warmup_steps: int = 1000
+    decay_steps: int = 0
     agc: float = 0.3
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-20
 
     def __post_init__(self) -> None:
-        zero_is_fine = {"imagination_last", "warmup_steps"}
+        zero_is_fine = {"imagination_last", "warmup_steps", "decay_steps"}
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "recurrent_model":

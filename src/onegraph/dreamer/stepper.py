@@ -28,6 +28,7 @@ def make_stepper(loss: DreamerV3Loss) -> DreamerV3OptimizationStepper:
         loss.trained_parameters(),
         lr=c.lr,
         warmup_steps=c.warmup_steps,
+        decay_steps=c.decay_steps,
         agc=c.agc,
         beta1=c.beta1,
         beta2=c.beta2,
