@@ -180,6 +180,17 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     ].keys()
 
 
+def test_a_run_ends_once_its_target_is_reached(tmp_path: Path) -> None:
+    trainer = run(replace(BASE, eval_every=40, eval_episodes=2, stop_return=1.0), tmp_path)
+    assert trainer.step == 40
+    assert [r["step"] for r in rows(tmp_path) if "eval/return" in r] == [
+        40,
+        40,
+    ]  # the one that decided, and the final one
+    with pytest.raises(ValueError, match="stop_return needs evaluations"):
+        replace(BASE, stop_return=1.0)
+
+
 def test_refusals(tmp_path: Path) -> None:
     run(replace(BASE, steps=20), tmp_path)
     with pytest.raises(ValueError, match="holds a run already; add --resume"):
@@ -297,5 +308,5 @@ def test_an_evaluation_ends_at_a_signal(tmp_path: Path) -> None:
     trainer = OnlineTrainer(replace(BASE, eval_episodes=2), tmp_path, progress=False)
     stop = StopRequest()
     stop.requested = "SIGTERM"
-    assert trainer._evaluate(stop) == {}
+    assert trainer._evaluate(stop, 0) == {}
     trainer.close()

@@ -17,7 +17,10 @@ from onegraph.envs.config import EnvConfig
 from onegraph.envs.vector import Steps, VectorEnv
 from onegraph.specs import ArraySpec
 
-EVAL_SEED = 1_000_003  # added to a run's seed, so that evaluation meets other episodes than training
+# Added to a run's seed, so that evaluation meets other episodes than training, and the final one others than those along
+# the way, which may have decided when to stop.
+EVAL_SEED = 1_000_003
+PERIODIC_EVAL_SEED = 2_000_003
 MAX_EVAL_STEPS = 30_000  # an episode longer than that counts as it stands
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from onegraph.dreamer.config import DreamerConfig, sized
 from onegraph.envs.config import EnvConfig
@@ -52,6 +53,7 @@ class TrainConfig:
         log_every: Steps between rows of averaged learner metrics.
         eval_every: Steps between evaluations; 0 means only at the end.
         eval_episodes: Episodes of an evaluation; 0 for none.
+        stop_return: End the run early, once the mean return of an evaluation reaches this; None never does.
         save_every: Steps between checkpoints; 0 means only at the end.
         keep: Checkpoints to keep, the newest.
         video: Record one episode at each evaluation; for image observations also the model's open-loop prediction.
@@ -72,6 +74,7 @@ class TrainConfig:
     log_every: int = 1000
     eval_every: int = 0
     eval_episodes: int = 10
+    stop_return: float | None = None
     save_every: int = 50_000
     keep: int = 2
     video: bool = False
@@ -96,6 +99,8 @@ class TrainConfig:
             value = getattr(self, name)
             if not bound <= value < float("inf"):
                 raise ValueError(f"train: {name} is {value}; it must be finite and at least {bound}")
+        if self.stop_return is not None and not (self.eval_every and self.eval_episodes):
+            raise ValueError("train: stop_return needs evaluations along the way; set eval_every and eval_episodes")
         unknown = set(self.sinks) - {"tensorboard", "wandb"}
         if unknown:
             raise ValueError(f"train: sinks {sorted(unknown)} are unknown; choose tensorboard or wandb")
@@ -115,6 +120,7 @@ RESUMABLE = (
     "log_every",
     "eval_every",
     "eval_episodes",
+    "stop_return",
     "save_every",
     "keep",
     "video",
@@ -179,6 +185,33 @@ def _tiny() -> TrainConfig:
     )
 
 
+def _quick(task: str, num_envs: int, **changes: Any) -> TrainConfig:
+    """Tiny networks, short windows and a high learning rate: for small tasks on a CPU core, where operator calls cost most."""
+    agent = replace(sized("tiny"), lr=1e-3, warmup_steps=100, horizon=100, imagination_last=8)
+    run = TrainConfig(
+        env=EnvConfig(task=task, num_envs=num_envs),
+        agent=agent,
+        replay=ReplayConfig(capacity=200_000),
+        batch_size=16,
+        batch_length=16,
+        learning_starts=128,
+        threads=1,
+        save_every=5000,
+    )
+    return replace(run, **changes)
+
+
+def _demo() -> TrainConfig:
+    """CartPole-v1 on a laptop CPU in minutes; ends once ten episodes average 475 of 500 (make demo)."""
+    run = _quick("CartPole-v1", 8, steps=20_000, train_ratio=64.0, eval_every=1000, stop_return=475.0)
+    return replace(run, agent=replace(run.agent, entropy_scale=3e-3))
+
+
+def _pendulum() -> TrainConfig:
+    """Pendulum-v1 on a laptop CPU in minutes (make learn)."""
+    return _quick("Pendulum-v1", 4, steps=3500, train_ratio=256.0, eval_every=500, log_every=500)
+
+
 PRESETS = {
     "default": _default,
     "dmc_proprio": _dmc_proprio,
@@ -187,6 +220,8 @@ PRESETS = {
     "atari100k": _atari100k,
     "crafter": _crafter,
     "tiny": _tiny,
+    "demo": _demo,
+    "pendulum": _pendulum,
 }
 
 

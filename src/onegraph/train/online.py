@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import deque
 from pathlib import Path
@@ -21,6 +22,7 @@ from onegraph.train.checkpoint import CheckpointStore
 from onegraph.train.clock import Every, Rate, Ratio, Timer
 from onegraph.train.collect import (
     EVAL_SEED,
+    PERIODIC_EVAL_SEED,
     Collector,
     EpisodeTracker,
     check_rendering,
@@ -102,6 +104,7 @@ class OnlineTrainer:
                 + "\nrepeat the saved values, or start a new run in another --directory"
             )
         self.store.clean()
+        shutil.rmtree(self.directory / "replay", ignore_errors=True)  # memory maps of a killed process
         save_json(self.config, self.directory / "config.json")
         return latest
 
@@ -135,6 +138,7 @@ class OnlineTrainer:
         self._sums: TensorDict | None = None
         self._num_sums = 0
         self._updates_per_s: float | None = None
+        self._is_solved = False
 
     def _announce(self, threads: int, checkpoint: Path | None) -> None:
         def entries(specs: Any) -> str:
@@ -162,8 +166,8 @@ class OnlineTrainer:
         with graceful_stop() as stop:
             try:
                 self._loop(stop)
-                result = {} if stop else self._finish(stop)
                 self._save()
+                result = {} if stop else self._finish(stop)
             finally:
                 self.close()
         self.stopped_by = stop.requested
@@ -177,7 +181,7 @@ class OnlineTrainer:
 
     def _loop(self, stop: StopRequest) -> None:
         self._learn(stop)  # what a signal left undone
-        while self.step < self.config.steps and not stop:
+        while self.step < self.config.steps and not stop and not self._is_solved:
             with self.timer.section("collect"):
                 self.collector.act()
             self.step += self.config.env.num_envs
@@ -235,7 +239,11 @@ class OnlineTrainer:
         if self.clocks["log"](self.step):
             self._log_learner()
         if self.clocks["eval"](self.step) and self.config.eval_episodes and self.step < self.config.steps:
-            self._evaluate(stop)
+            metrics = self._evaluate(stop, PERIODIC_EVAL_SEED)
+            target = self.config.stop_return
+            if target is not None and metrics.get("eval/return", -np.inf) >= target:
+                self._is_solved = True
+                self.logger.message(f"return {metrics['eval/return']:.2f} reaches stop_return {target:g}: done")
         if self.clocks["save"](self.step) and self.step < self.config.steps:
             self._save()
 
@@ -251,13 +259,13 @@ class OnlineTrainer:
             self._sums, self._num_sums = None, 0
         self.logger.log(self.step, metrics)
 
-    def _evaluate(self, stop: StopRequest) -> dict[str, float]:
+    def _evaluate(self, stop: StopRequest, seed: int) -> dict[str, float]:
         c = self.config
         results = evaluate(
             self.policy,
             c.env,
             episodes=c.eval_episodes,
-            seed=c.seed + EVAL_SEED,
+            seed=c.seed + seed,
             video=c.video,
             should_stop=lambda: bool(stop),
         )
@@ -293,7 +301,7 @@ class OnlineTrainer:
                 f"{self._learning_starts} (each needs {self.replay.window} consecutive steps of one environment); raise "
                 "steps, or lower batch_length, num_envs or learning_starts"
             )
-        result = self._evaluate(stop) if self.config.eval_episodes else {}
+        result = self._evaluate(stop, EVAL_SEED) if self.config.eval_episodes else {}
         if self.episodes or result:
             key = "episode/return" if self.episodes else "eval/return"
             path = self.directory / "learning_curve.png"
