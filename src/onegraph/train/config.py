@@ -186,7 +186,7 @@ def _tiny() -> TrainConfig:
 
 
 def _quick(task: str, num_envs: int, **changes: Any) -> TrainConfig:
-    """Tiny networks, short windows and a high learning rate: for small tasks on a CPU core, where operator calls cost most."""
+    """Tiny networks, short windows, a high learning rate: small tasks on one CPU core, where operator calls cost most."""
     agent = replace(sized("tiny"), lr=1e-3, warmup_steps=100, horizon=100, imagination_last=8)
     run = TrainConfig(
         env=EnvConfig(task=task, num_envs=num_envs),
@@ -209,7 +209,8 @@ def _demo() -> TrainConfig:
 
 def _pendulum() -> TrainConfig:
     """Pendulum-v1 on a laptop CPU in minutes (make learn)."""
-    return _quick("Pendulum-v1", 4, steps=3500, train_ratio=256.0, eval_every=500, log_every=500)
+    run = _quick("Pendulum-v1", 4, steps=3500, train_ratio=256.0, eval_every=500, eval_episodes=20, log_every=500)
+    return replace(run, agent=replace(run.agent, decay_steps=3500))
 
 
 PRESETS = {
