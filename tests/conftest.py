@@ -11,6 +11,12 @@ settings.load_profile("onegraph")
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """A test that fails must fail again."""
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
