@@ -76,6 +76,8 @@ def assert_same_tree(a: Any, b: Any, path: str = "") -> None:
 
 def assert_same_run(a: Path, b: Path) -> None:
     (meta_a, state_a), (meta_b, state_b) = checkpoint(a), checkpoint(b)
+    for state in (state_a, state_b):
+        state["clocks"].pop("eval")
     assert_same_tree(state_a, state_b)
     assert {k: v for k, v in meta_a.items() if k != "config"} == {k: v for k, v in meta_b.items() if k != "config"}
     files = sorted(p.name for p in (resolve(a) / "replay").iterdir())
@@ -121,12 +123,16 @@ def test_the_same_seed_gives_the_same_metrics_and_another_does_not(tmp_path: Pat
     assert rows(tmp_path / "a") != rows(tmp_path / "c")
 
 
-def test_evaluation_changes_nothing_in_training(tmp_path: Path) -> None:
-    run(BASE, tmp_path / "without")
-    run(replace(BASE, eval_every=30, eval_episodes=2), tmp_path / "with")
-    assert_same_tree(
-        checkpoint(tmp_path / "without")[1]["loss_module"], checkpoint(tmp_path / "with")[1]["loss_module"]
-    )
+@pytest.mark.parametrize("task", ["CartPole-v1", "tests.smoke.test_environments:Robot"])
+def test_evaluation_and_video_change_nothing_in_training(tmp_path: Path, task: str) -> None:
+    config = override(BASE, {"env.task": task})
+    evaluated = replace(config, eval_every=30, eval_episodes=1)
+    if task != "CartPole-v1":
+        pytest.importorskip("imageio_ffmpeg")
+        config, evaluated = replace(config, steps=60), replace(evaluated, steps=60, video=True)
+    run(config, tmp_path / "without")
+    run(evaluated, tmp_path / "with")
+    assert_same_run(tmp_path / "without", tmp_path / "with")
 
 
 @pytest.mark.parametrize(("ratio", "envs"), [(6.0, 2), (12.0, 1), (24.0, 3), (1.0, 2)])

@@ -110,7 +110,7 @@ def test_too_few_steps():
         replay.sample(16)
     assert str(error.value) == (
         "replay: 100 steps stored but a batch needs 16 x 65, that is 65 consecutive steps of one stream, and the "
-        "longest of 2 streams holds 50; raise prefill or lower batch_length"
+        "longest of 2 streams holds 50; raise learning_starts or lower batch_length"
     )
     fill(replay, 50, 65)
     assert replay.can_sample(16)

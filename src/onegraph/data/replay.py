@@ -154,7 +154,7 @@ class Replay:
         """
         return batch_size >= 1 and self.num_windows >= 1
 
-    def sample(self, batch_size: int, *, online: bool = True) -> Sample:
+    def sample(self, batch_size: int, *, online: bool = True, rng: np.random.Generator | None = None) -> Sample:
         """Draws windows: queued ones first, in order, then uniformly with repetition.
 
         In the returned copy `is_first` is True at every window's first step, and `is_last` is also True at steps whose
@@ -163,6 +163,7 @@ class Replay:
         Args:
             batch_size: Number of windows B.
             online: False leaves the queue alone (reports and evaluation).
+            rng: Drawn from in place of the replay's own generator, which then does not advance.
 
         Returns:
             The windows, `[B, window, *shape]` each.
@@ -180,11 +181,11 @@ class Replay:
             raise ValueError(
                 f"replay: {self.num_steps} steps stored but a batch needs {batch_size} x {self.window}, that is "
                 f"{self.window} consecutive steps of one stream, and the longest of {self.num_streams} streams holds "
-                f"{longest}; raise prefill or lower batch_length"
+                f"{longest}; raise learning_starts or lower batch_length"
             )
         num_queued = min(batch_size, len(self._queue)) if online else 0
         queued = [self._queue.popitem(last=False)[0] for _ in range(num_queued)]
-        drawn = self._rng.integers(ends[-1], size=batch_size - num_queued)
+        drawn = (self._rng if rng is None else rng).integers(ends[-1], size=batch_size - num_queued)
         picked = np.searchsorted(ends, drawn, side="right")
         first = drawn - (ends - windows)[picked] + self._oldest()[picked]
         streams = np.concatenate([np.array([s for s, _ in queued], np.int64), picked])

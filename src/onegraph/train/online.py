@@ -287,7 +287,8 @@ class OnlineTrainer:
         from onegraph.train.report import open_loop_video
 
         if self.loss_module.world_model.encoder.image_keys and self.replay.num_windows:
-            sample = self.replay.sample(min(6, self.config.batch_size), online=False)
+            rng = np.random.default_rng(self.step)
+            sample = self.replay.sample(min(6, self.config.batch_size), online=False, rng=rng)
             for key, frames in open_loop_video(self.loss_module, make_batch(sample, self.device)).items():
                 self.logger.video(self.step, f"open_loop/{key}", frames, fps=8)
 
@@ -320,6 +321,8 @@ class OnlineTrainer:
             "clocks": {k: v.state_dict() for k, v in self.clocks.items()},
             "rng": rng_state(self.device),
             "recent": list(self.recent),
+            "sums": {} if self._sums is None else {k: v.cpu() for k, v in self._sums.to_dict().items()},
+            "num_sums": self._num_sums,
         }
         broken = [k for k, v in state["loss_module"].items() if not torch.isfinite(v).all()]
         if broken:
@@ -358,6 +361,9 @@ class OnlineTrainer:
         for name, clock in self.clocks.items():
             clock.load_state_dict(state["clocks"][name])
         self.recent.extend(state["recent"])
+        if state["num_sums"]:
+            sums = {k: v.to(self.device) for k, v in state["sums"].items()}
+            self._sums, self._num_sums = TensorDict(sums, []), state["num_sums"]
         restore_rng(state["rng"], self.device)
         return self.step
 
