@@ -7,6 +7,7 @@ Source: danijar/dreamerv3 `embodied/jax/opt.py` (`clip_by_agc`, `scale_by_rms`, 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -143,7 +144,7 @@ class HasTargets(Protocol):
         ...
 
 
-class TargetNetUpdater:
+class TargetNetUpdater(ABC):
     """Base of the target updaters: holds the pairs and refuses a module that has none.
 
     Args:
@@ -163,9 +164,9 @@ class TargetNetUpdater:
         self.online = [online for online, _ in pairs]
         self.targets = [target for _, target in pairs]
 
+    @abstractmethod
     def step(self) -> None:
         """Moves the targets; call it once after each optimizer step."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Progress of the updater; the targets themselves belong to the loss module."""
