@@ -172,7 +172,7 @@ class TargetNetUpdater(ABC):
         """Progress of the updater; the targets themselves belong to the loss module."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Restores `state_dict()`."""
 
 
