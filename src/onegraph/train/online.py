@@ -293,7 +293,7 @@ class OnlineTrainer:
                 self.logger.video(self.step, f"open_loop/{key}", frames, fps=8)
 
     def _finish(self, stop: StopRequest) -> dict[str, float]:
-        from onegraph.train.plot import learning_curve
+        from onegraph.train.plot import learning_curve, read_run
 
         self._log_learner()
         if not self.updates:
@@ -304,7 +304,9 @@ class OnlineTrainer:
             )
         result = self._evaluate(stop, EVAL_SEED) if self.config.eval_episodes else {}
         if self.episodes or result:
-            key = "episode/return" if self.episodes else "eval/return"
+            curves = read_run(self.directory)
+            enough = len(curves.get("eval/return", ((), ()))[0]) >= 4  # else the training episodes say more
+            key = "eval/return" if enough or not self.episodes else "episode/return"
             path = self.directory / "learning_curve.png"
             learning_curve([self.directory], path, key=key)
             self.logger.message(f"learning curve: {path}")

@@ -271,7 +271,7 @@ def _draw(groups: list[_Group], key: str, output: Path) -> None:
             if count == 1:
                 x, y = group.seeds[0]
                 thin = np.linspace(0, len(x) - 1, min(len(x), _MAX_POINTS)).astype(int)
-                axes.plot(x[thin], y[thin], ".", color=color, markersize=3, alpha=0.3, markeredgewidth=0)
+                axes.plot(x[thin], y[thin], ".", color=color, markersize=5, alpha=0.5, markeredgewidth=0)
                 axes.plot(*_smooth(x, y), style, color=color, linewidth=2, label=label)
             else:
                 lower, median, upper = group.quartiles
