@@ -182,6 +182,8 @@ def test_dmc_pixels_after_proprio_in_one_process():
     try:
         both = play(EnvConfig(task="dmc/walker_walk", observations="both"), 50)
     except RuntimeError as error:
+        if "OpenGL" not in str(error):
+            raise
         pytest.skip(str(error))
     assert both[0][0]["image"].shape == (64, 64, 3)
     assert both[-1][0]["image"].std() > 0

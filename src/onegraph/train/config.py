@@ -53,7 +53,7 @@ class TrainConfig:
         log_every: Steps between rows of averaged learner metrics.
         eval_every: Steps between evaluations; 0 means only at the end.
         eval_episodes: Episodes of an evaluation; 0 for none.
-        stop_return: End the run early, once the mean return of an evaluation reaches this; None never does.
+        stop_return: End the run early, once the mean returns of two evaluations in a row reach this; None never does.
         save_every: Steps between checkpoints; 0 means only at the end.
         keep: Checkpoints to keep, the newest.
         video: Record one episode at each evaluation; for image observations also the model's open-loop prediction.
@@ -202,7 +202,7 @@ def _quick(task: str, num_envs: int, **changes: Any) -> TrainConfig:
 
 
 def _demo() -> TrainConfig:
-    """CartPole-v1 on a laptop CPU in minutes; ends once ten episodes average 475 of 500 (make demo)."""
+    """CartPole-v1 on a laptop CPU in minutes; ends once ten episodes twice average 475 of 500 (make demo)."""
     run = _quick("CartPole-v1", 8, steps=20_000, train_ratio=64.0, eval_every=1000, stop_return=475.0)
     return replace(run, agent=replace(run.agent, entropy_scale=3e-3))
 

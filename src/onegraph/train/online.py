@@ -36,6 +36,8 @@ from onegraph.train.log import Logger
 from onegraph.train.signals import StopRequest, graceful_stop
 from onegraph.train.video import require_video
 
+SOLVED = 2  # evaluations in a row that must reach `stop_return`: one alone may be luck
+
 
 class OnlineTrainer:
     """One DreamerV3 run in one directory.
@@ -138,7 +140,7 @@ class OnlineTrainer:
         self._sums: TensorDict | None = None
         self._num_sums = 0
         self._updates_per_s: float | None = None
-        self._is_solved = False
+        self.num_solved = 0
 
     def _announce(self, threads: int, checkpoint: Path | None) -> None:
         def entries(specs: Any) -> str:
@@ -196,6 +198,10 @@ class OnlineTrainer:
             self._report(stop)
 
     @property
+    def _is_solved(self) -> bool:
+        return self.num_solved >= SOLVED
+
+    @property
     def _learning_starts(self) -> int:
         return max(1, self.config.learning_starts or self.config.batch_size * self.config.batch_length)
 
@@ -241,9 +247,10 @@ class OnlineTrainer:
         if self.clocks["eval"](self.step) and self.config.eval_episodes and self.step < self.config.steps:
             metrics = self._evaluate(stop, PERIODIC_EVAL_SEED)
             target = self.config.stop_return
-            if target is not None and metrics.get("eval/return", -np.inf) >= target:
-                self._is_solved = True
-                self.logger.message(f"return {metrics['eval/return']:.2f} reaches stop_return {target:g}: done")
+            if target is not None and metrics:
+                self.num_solved = self.num_solved + 1 if metrics["eval/return"] >= target else 0
+                if self._is_solved:
+                    self.logger.message(f"{SOLVED} evaluations in a row reach stop_return {target:g}: done")
         if self.clocks["save"](self.step) and self.step < self.config.steps:
             self._save()
 
@@ -338,6 +345,7 @@ class OnlineTrainer:
             "action_specs": {k: s.to_json() for k, s in self.envs.action_specs.items()},
             "updates": self.updates,
             "episodes": self.episodes,
+            "num_solved": self.num_solved,
             "owed": self.owed,
         }
         extras = {"replay": self.replay.save} if self.config.replay.save else {}
@@ -351,7 +359,7 @@ class OnlineTrainer:
         self.loss_module.load_state_dict(state["loss_module"])
         self.stepper.load_state_dict(state["stepper"])
         self.step, self.updates = meta["step"], meta["updates"]
-        self.episodes = meta["episodes"]
+        self.episodes, self.num_solved = meta["episodes"], meta["num_solved"]
         if (checkpoint / "replay").is_dir():
             self.replay.load(checkpoint / "replay")
             self.owed = meta["owed"]
