@@ -47,6 +47,10 @@ SHORT = {
     "--action-repeat": "--env.action-repeat",
     "--image-size": "--env.image-size",
     "--lr": "--agent.lr",
+    "--fast": "--optimization.fast",
+    "--compile-learner": "--optimization.compile-learner",
+    "--compile-rollout": "--optimization.compile-rollout",
+    "--mixed-precision": "--optimization.mixed-precision",
 }
 
 T = TypeVar("T")
@@ -56,8 +60,9 @@ T = TypeVar("T")
 class TrainArgs:
     """Train DreamerV3.
 
-    Options without a prefix belong to the run, those under --env, --agent and --replay to its parts. Short forms:
-    --task, --num-envs, --workers, --observations, --action-repeat, --image-size (of --env.*), --lr (of --agent.lr).
+    Options without a prefix belong to the run, those under --env, --agent, --replay and --optimization to its parts.
+    Short forms: --task, --num-envs, --workers, --observations, --action-repeat, --image-size (of --env.*), --lr (of
+    --agent.lr), --fast, --compile-learner, --compile-rollout, --mixed-precision (of --optimization.*).
 
     Attributes:
         config: What to run.

@@ -13,7 +13,7 @@ from onegraph.dreamer.config import SIZES, DreamerConfig, sized
 from onegraph.dreamer.loss import DreamerV3Loss
 from onegraph.dreamer.observation import Decoder, Encoder, one_hot_columns, split_keys
 from onegraph.dreamer.rssm import RSSMPosteriorV3, RSSMPriorV3, bound_action
-from onegraph.dreamer.scan import observe_loop
+from onegraph.dreamer.scan import Recurrence
 from onegraph.nn.layers import BlockLinear, ImageDecoder, ImageEncoder, RMSNorm
 from onegraph.specs import ArraySpec
 
@@ -198,9 +198,7 @@ def test_nothing_leaks_over_a_reset(action: dict[str, ArraySpec]) -> None:
     reset = torch.zeros(size, dtype=torch.bool)
     reset[:, k] = True
     noise = loss.draw_noise(1, 8).posterior.expand(2, -1, -1, -1)
-    out = observe_loop(
-        model.prior,
-        model.posterior,
+    out = Recurrence(model.prior, model.posterior)(
         torch.randn(2, 16),
         torch.randn(2, 16),
         vectors,

@@ -1,4 +1,4 @@
-"""Behaviour: imagination, lambda-returns, return normaliser, and the actor and critic losses.
+"""Behaviour: lambda-returns, return normaliser, and the actor and critic losses on imagined states.
 
 Source: danijar/dreamerv3 `dreamerv3/agent.py` (`imag_loss`, `repl_loss`, `lambda_return`) and `embodied/jax/utils.py`.
 """
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from onegraph.dreamer.config import DreamerConfig
 from onegraph.dreamer.heads import Actor, TwoHotHead
-from onegraph.dreamer.world_model import WorldModel, features
-from onegraph.nn.distributions import sample_one_hot
+from onegraph.dreamer.imagine import Imagination
+from onegraph.dreamer.world_model import WorldModel
 from onegraph.specs import ArraySpec
 
 
@@ -93,18 +93,6 @@ class ReturnNormaliser(nn.Module):
         return (self.hi - self.lo).clamp(min=self.limit)
 
 
-class Imagination(NamedTuple):
-    """A rollout in the model, without gradients. Time is the first axis: H + 1 states, H actions, N starts.
-
-    Attributes:
-        feat: [H + 1, N, F]; index 0 are the starts.
-        action: The action taken in each state but the last, [H, N, A].
-    """
-
-    feat: Tensor
-    action: Tensor
-
-
 class ImaginedTargets(NamedTuple):
     """What the actor and critic losses regress to; no gradients. H steps, N starts.
 
@@ -146,29 +134,6 @@ class Behavior(nn.Module):
         self.value = TwoHotHead(feat_dim, c.units, c.value_layers, c.num_bins)
         self.slow_value = deepcopy(self.value).requires_grad_(False)
         self.return_norm = ReturnNormaliser(c.return_rate, c.return_low, c.return_high, c.return_limit)
-
-    @torch.no_grad()
-    def imagine(
-        self, world_model: WorldModel, belief: Tensor, state: Tensor, action_noise: Tensor, state_noise: Tensor
-    ) -> Imagination:
-        """Rolls the prior forward under the actor.
-
-        Args:
-            world_model: Holds core and prior.
-            belief: Starts, [N, D].
-            state: Starts, [N, S * C].
-            action_noise: [H, N, A], see `Actor.draw_noise`.
-            state_noise: Exponential draws, [H, N, S, C].
-        """
-        prior = world_model.prior
-        feats, actions = [features(belief, state)], []
-        for action_eps, state_eps in zip(action_noise, state_noise):
-            action = self.actor.sample(self.actor(feats[-1]), action_eps)
-            belief = prior.core(belief, state, action.to(belief.dtype))
-            state = sample_one_hot(prior.logits(belief), state_eps, prior.unimix).flatten(-2).to(belief.dtype)
-            feats.append(features(belief, state))
-            actions.append(action)
-        return Imagination(torch.stack(feats), torch.stack(actions))
 
     @torch.no_grad()
     def targets(self, world_model: WorldModel, feat: Tensor, value: Tensor) -> ImaginedTargets:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from onegraph.stepper.modes import check_mode
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DreamerConfig:
@@ -198,3 +200,31 @@ def sized(name: str, base: DreamerConfig | None = None) -> DreamerConfig:
     return replace(
         base, belief_dim=units * 8, hidden_dim=units, num_classes=units // 16, units=units, image_depth=units // 16
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DreamerV3OptimizationStepperConfig:
+    """Keyword arguments of `DreamerV3OptimizationStepper`.
+
+    Attributes:
+        compile_train_step: Compile forward and backward as a whole; None does so on CUDA.
+        compile_mode: A torch.compile mode.
+        cudagraph: Capture forward and backward in a CUDA graph; None does so on CUDA.
+        rssm_scan_unroll: Steps in one compiled call of a rollout inside a compiled step; None leaves rollouts alone.
+        warmup_steps: Forward and backward passes of the warm-up.
+        mixed_precision: bfloat16 autocast in the forward.
+    """
+
+    compile_train_step: bool | None = None
+    compile_mode: str = "default"
+    cudagraph: bool | None = None
+    rssm_scan_unroll: int | None = 8
+    warmup_steps: int = 5
+    mixed_precision: bool = False
+
+    def __post_init__(self) -> None:
+        check_mode(self.compile_mode, "optimization")
+        for name in ("rssm_scan_unroll", "warmup_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"optimization.{name} is {value}; it must be at least 1")

@@ -5,18 +5,22 @@ Source: danijar/dreamerv3 `dreamerv3/agent.py`, `loss`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from onegraph.dreamer.behavior import Behavior, Imagination, ImaginedTargets
+from onegraph.dreamer.behavior import Behavior, ImaginedTargets
 from onegraph.dreamer.config import DreamerConfig
+from onegraph.dreamer.imagine import Imagination, Imagine
 from onegraph.dreamer.scan import Rollout
 from onegraph.dreamer.world_model import WorldModel, features
 from onegraph.specs import ArraySpec
+from onegraph.stepper.compile import Region, compiled_scope
+
+LearnerScope = Literal["losses", "all"]
 
 
 class Noise(NamedTuple):
@@ -90,6 +94,41 @@ class DreamerV3Loss(nn.Module):
         action_dim = sum(spec.flat_dim for spec in action_specs.values())
         self.world_model = WorldModel(config, observation_specs, action_dim)
         self.behavior = Behavior(config, action_specs, self.world_model.feat_dim)
+        self.imagine = Imagine(self.world_model.prior, self.behavior.actor)
+        self.learner_scope: LearnerScope | None = None
+        self._regions: dict[str, Callable[..., Any]] = {}
+
+    def compile_learner(self, scope: LearnerScope | None, **compile_kwargs: Any) -> None:
+        """Compiles the losses in parts, each a region of its own; the rollout has `world_model.compile_rollout`.
+
+        Args:
+            scope: "losses": encoder; decoder, prior, reward and continuation heads with the model losses; actor, critic
+                and slow critic with their losses on imagined states; the replay-value loss. "all": also the
+                imagination rollout, its draws passed in as everywhere. None: back to eager.
+            compile_kwargs: Settings of torch.compile; `dynamic` defaults to False.
+
+        Raises:
+            ValueError: Unknown scope, or a module of the learner has been compiled on its own.
+        """
+        if scope not in (None, "losses", "all"):
+            raise ValueError(f"compile_learner: scope is {scope!r}; choose None, 'losses' or 'all'")
+        taken = compiled_scope(self)
+        if scope and taken:
+            raise ValueError(
+                f"compile_learner: {taken} has been compiled on its own; one compile scope owns a module: leave out one"
+            )
+        self.learner_scope = scope
+        self.imagine.select(scope == "all", **compile_kwargs)
+        parts: dict[str, Callable[..., Any]] = {
+            "encoder": self.world_model.encode,
+            "model losses": self.world_model.losses,
+            "actor and critic losses": self.behavior.losses,
+            "replay-value loss": self.behavior.replay_value_loss,
+        }
+        self._regions = {name: Region(fn, name, **compile_kwargs) for name, fn in parts.items()} if scope else {}
+
+    def _run(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        return self._regions.get(name, function)(*args)
 
     def trained_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that the optimizer steps: all but the slow critic's."""
@@ -102,6 +141,17 @@ class DreamerV3Loss(nn.Module):
     def num_starts(self, length: int) -> int:
         """Imagination starts K of a sequence of `length` steps."""
         return min(self.config.imagination_last or length, length)
+
+    def check_batch(self, batch: TensorDictBase) -> None:
+        """Refuses a batch of the wrong form.
+
+        Raises:
+            ValueError: It is not [B, T] with T at least 2.
+        """
+        if batch.batch_dims != 2 or batch.batch_size[1] < 2:
+            raise ValueError(
+                f"DreamerV3Loss: batch size {tuple(batch.batch_size)}; it must be [B, T] with T at least 2"
+            )
 
     def draw_noise(self, batch_size: int, length: int, device: torch.device | str | None = None) -> Noise:
         """Draws the noise of one update, in a fixed order, from the device's global generator."""
@@ -117,27 +167,26 @@ class DreamerV3Loss(nn.Module):
     def evaluate(self, batch: TensorDictBase, noise: Noise) -> Evaluation:
         """All losses, elementwise. Arguments as in `forward`."""
         model, behavior = self.world_model, self.behavior
-        observation: Any = batch["observation"]
+        observation = {key: batch["observation", key] for key in self.observation_specs}
         is_last, is_terminal, reward = batch["is_last"], batch["is_terminal"], batch["reward"].float()
         rollout = model.observe(
-            model.encoder(observation),
-            behavior.actor.encode(batch["action"]),
+            self._run("encoder", model.encode, observation),
+            behavior.actor.encode({key: batch["action", key] for key in self.action_specs}),
             batch["is_first"],
             batch["belief"][:, 0].float(),
             batch["state"][:, 0].float(),
             noise.posterior,
         )
-        prior_logits = model.prior.logits(rollout.belief)
-        elements = model.losses(rollout, prior_logits, observation, reward, is_terminal)
+        prior_logits, elements = self._run("model losses", model.losses, rollout, observation, reward, is_terminal)
 
         starts = self.num_starts(is_last.shape[1])
         belief, state = rollout.belief[:, -starts:], rollout.state[:, -starts:]
-        imagination = behavior.imagine(
-            model, belief.detach().flatten(0, 1), state.detach().flatten(0, 1), noise.action, noise.prior
-        )
-        imagined, targets, metrics = behavior.losses(model, imagination)
+        imagination = self.imagine(belief.flatten(0, 1), state.flatten(0, 1), noise.action, noise.prior)
+        imagined, targets, metrics = self._run("actor and critic losses", behavior.losses, model, imagination)
         elements |= {name: loss.mean(0).unflatten(0, (-1, starts)) for name, loss in imagined.items()}
-        elements["repval"] = behavior.replay_value_loss(
+        elements["repval"] = self._run(
+            "replay-value loss",
+            behavior.replay_value_loss,
             features(belief, state),
             reward[:, -starts:],
             is_last[:, -starts:],
@@ -156,10 +205,7 @@ class DreamerV3Loss(nn.Module):
         Raises:
             ValueError: The batch has fewer than 2 steps, or entries are missing.
         """
-        if batch.batch_dims != 2 or batch.batch_size[1] < 2:
-            raise ValueError(
-                f"DreamerV3Loss: batch size {tuple(batch.batch_size)}; it must be [B, T] with T at least 2"
-            )
+        self.check_batch(batch)
         batch_size, length = batch.batch_size
         if noise is None:
             noise = self.draw_noise(batch_size, length, batch["reward"].device)

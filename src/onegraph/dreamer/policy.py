@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onegraph.dreamer.loss import DreamerV3Loss
 from onegraph.nn.distributions import sample_one_hot
+from onegraph.stepper.compile import Region
 
 
 class Carry(NamedTuple):
@@ -33,12 +34,14 @@ class DreamerPolicy:
 
     Args:
         loss: The learner.
+        compile: Compile the step, one graph for each number of streams; the learner's own graphs are not touched.
 
-    Compile: draws from the device's global generator; mutates nothing.
+    Compile: draws from the device's global generator, outside of what is compiled; mutates nothing.
     """
 
-    def __init__(self, loss: DreamerV3Loss):
+    def __init__(self, loss: DreamerV3Loss, *, compile: bool = False):
         self.loss = loss
+        self._region = Region(_step, "policy") if compile else None
 
     @property
     def device(self) -> torch.device:
@@ -66,14 +69,30 @@ class DreamerPolicy:
             Actions {key: float32 or int32 [N, *spec.shape]}, not clipped, and the next carry.
         """
         model, actor = self.loss.world_model, self.loss.behavior.actor
-        keep = (~is_first).unsqueeze(-1).float()
-        belief = model.prior.core(carry.belief * keep, carry.state * keep, carry.action * keep)
-        logits = model.posterior.logits(belief, model.encoder(observation))
-        latent_noise = torch.empty(logits.shape, device=logits.device).exponential_()
-        action_noise = actor.draw_noise((is_first.shape[0],), logits.device)
+        num, device = is_first.shape[0], is_first.device
+        latent = (num, model.posterior.num_categoricals, model.posterior.num_classes)
+        latent_noise = torch.empty(latent, device=device).exponential_()
+        action_noise = actor.draw_noise((num,), device)
         if mode:
             latent_noise, action_noise = torch.ones_like(latent_noise), actor.mode_noise(action_noise)
-        state = sample_one_hot(logits, latent_noise, model.posterior.unimix).flatten(-2).to(belief.dtype)
-        output = actor(torch.cat([belief, state], -1))
-        action = actor.sample(output, action_noise)
-        return actor.decode(action), Carry(belief, state, action)
+        step = _step if self._region is None else self._region
+        action, carry = step(self.loss, dict(observation), is_first, carry, latent_noise, action_noise)
+        return actor.decode(action), carry
+
+
+def _step(
+    loss: DreamerV3Loss,
+    observation: dict[str, Tensor],
+    is_first: Tensor,
+    carry: Carry,
+    latent_noise: Tensor,
+    action_noise: Tensor,
+) -> tuple[Tensor, Carry]:
+    """The step without its draws."""
+    model, actor = loss.world_model, loss.behavior.actor
+    keep = (~is_first).unsqueeze(-1).float()
+    belief = model.prior.core(carry.belief * keep, carry.state * keep, carry.action * keep)
+    logits = model.posterior.logits(belief, model.encoder(observation))
+    state = sample_one_hot(logits, latent_noise, model.posterior.unimix).flatten(-2).to(belief.dtype)
+    action = actor.sample(actor(torch.cat([belief, state], -1)), action_noise)
+    return action, Carry(belief, state, action)

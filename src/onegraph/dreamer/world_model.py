@@ -6,6 +6,7 @@ Source: danijar/dreamerv3 `dreamerv3/agent.py`, first half of `loss`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from onegraph.dreamer.config import DreamerConfig
 from onegraph.dreamer.heads import ContinueHead, TwoHotHead
 from onegraph.dreamer.observation import Decoder, Encoder
 from onegraph.dreamer.rssm import RSSMPosteriorV3, RSSMPriorV3
-from onegraph.dreamer.scan import Rollout, observe_loop
+from onegraph.dreamer.scan import Recurrence, Rollout, Scope
 from onegraph.nn.distributions import binary_cross_entropy, kl_losses
 from onegraph.specs import ArraySpec
 
@@ -76,6 +77,7 @@ class WorldModel(nn.Module):
         )
         self.reward = TwoHotHead(self.feat_dim, c.units, c.reward_layers, c.num_bins)
         self.continuation = ContinueHead(self.feat_dim, c.units, c.continue_layers)
+        self.recurrence = Recurrence(self.prior, self.posterior)
 
     def initial(self, num: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
         """Belief [num, D] and state [num, S * C] before any observation: zeros."""
@@ -84,33 +86,51 @@ class WorldModel(nn.Module):
             torch.zeros(num, self.state_dim, device=device),
         )
 
+    def encode(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """Observation entries [..., *spec.shape] -> embedding [..., E]."""
+        return self.encoder(observation)
+
     def observe(
         self, embedding: Tensor, action: Tensor, reset: Tensor, belief: Tensor, state: Tensor, noise: Tensor
     ) -> Rollout:
-        """Posterior trajectory of embedded observations; see `scan.observe_loop` for the shapes."""
-        return observe_loop(self.prior, self.posterior, belief, state, action, embedding, reset, noise)
+        """Posterior trajectory of embedded observations; see `scan.Recurrence` for the shapes."""
+        return self.recurrence(belief, state, action, embedding, reset, noise)
+
+    def compile_rollout(self, scope: Scope, *, unroll: int = 1, compile: bool = True, **compile_kwargs: Any) -> None:
+        """Selects the backend of `observe`; see `scan.Recurrence.select`."""
+        self.recurrence.select(scope, unroll=unroll, compile=compile, **compile_kwargs)
+
+    @property
+    def scope(self) -> Scope | None:
+        """Backend selected for `observe`."""
+        return self.recurrence.scope
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if `observe` has a compile scope of its own."""
+        return self.recurrence.is_compiled
 
     def losses(
         self,
         rollout: Rollout,
-        prior_logits: Tensor,
         observation: Mapping[str, Tensor],
         reward: Tensor,
         is_terminal: Tensor,
-    ) -> dict[str, Tensor]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Unweighted model losses of a posterior trajectory.
 
         Args:
             rollout: The trajectory.
-            prior_logits: [B, T, S, C].
             observation: {key: [B, T, *spec.shape]}.
             reward: Raw rewards that arrived with the observations, [B, T].
             is_terminal: True where the episode really ended, bool [B, T].
 
         Returns:
-            `rec/<key>` for each observation key, `rew`, `con`, `dyn`, `rep`: float32 [B, T] each.
+            Prior logits [B, T, S, C], and the losses `rec/<key>` for each observation key, `rew`, `con`, `dyn`, `rep`,
+            float32 [B, T] each.
         """
         c = self.config
+        prior_logits = self.prior.logits(rollout.belief)
         reconstruction = self.decoder.losses(self.decoder(rollout.belief, rollout.state), observation)
         losses = {f"rec/{key}": value for key, value in reconstruction.items()}
         feat = features(rollout.belief, rollout.state)
@@ -120,4 +140,4 @@ class WorldModel(nn.Module):
         losses["dyn"], losses["rep"] = kl_losses(
             rollout.posterior_logits, prior_logits, unimix=c.unimix, free_nats=c.free_nats
         )
-        return losses
+        return prior_logits, losses

@@ -21,6 +21,7 @@ from onegraph.specs import ArraySpec
 # the way, which may have decided when to stop.
 EVAL_SEED = 1_000_003
 PERIODIC_EVAL_SEED = 2_000_003
+CONFIRM_EVAL_SEED = 3_000_003
 MAX_EVAL_STEPS = 30_000  # an episode longer than that counts as it stands
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from onegraph.dreamer.config import DreamerConfig, sized
+from onegraph.dreamer.config import DreamerConfig, DreamerV3OptimizationStepperConfig, sized
 from onegraph.envs.config import EnvConfig
 
 MIB = 1024**2
@@ -34,6 +34,58 @@ class ReplayConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizationConfig(DreamerV3OptimizationStepperConfig):
+    """How the learner's update runs. Speed is a mode: nothing here changes what is computed.
+
+    Attributes:
+        fast: The fastest way on the device; fields given beside it are kept.
+        compile_learner: Compile the losses in parts: "losses", or "all" with the imagination rollout.
+        compile_rollout: Compile the recurrence over time: "step" or "scan".
+        compile_policy: Compile the acting policy, one graph for each number of environments.
+        compile_train_step: Compile forward and backward as a whole, in place of the parts.
+        compile_mode: A torch.compile mode.
+        cudagraph: Capture forward and backward in a CUDA graph.
+        rssm_scan_unroll: Steps in one compiled call of the recurrence inside a compiled step; None leaves it alone.
+        warmup_steps: Forward and backward passes of the warm-up.
+        mixed_precision: bfloat16 autocast in the forward. The one field here that does change the numbers.
+    """
+
+    fast: bool = False
+    compile_learner: Literal["losses", "all"] | None = None
+    compile_rollout: Literal["step", "scan"] | None = None
+    compile_policy: bool = False
+    compile_train_step: bool | None = False
+    cudagraph: bool | None = False
+    warmup_steps: int = 2
+
+    def __post_init__(self) -> None:
+        DreamerV3OptimizationStepperConfig.__post_init__(self)
+        if self.compile_train_step and (self.compile_learner or self.compile_rollout):
+            parts = "compile_learner" if self.compile_learner else "compile_rollout"
+            raise ValueError(
+                f"optimization: compile_train_step and {parts} are both set; one compile scope owns the modules: leave "
+                "out one of the two"
+            )
+
+    def resolved(self, device: str) -> OptimizationConfig:
+        """With `fast` put into effect for a kind of device, "cpu" or "cuda"."""
+        if not self.fast:
+            return self
+        if device == "cuda":
+            parts = self.compile_learner or self.compile_rollout
+            whole = {} if parts else {"compile_train_step": True}
+            return replace(self, fast=False, cudagraph=True, compile_policy=True, **whole)
+        if self.compile_train_step:
+            return replace(self, fast=False)
+        return replace(
+            self,
+            fast=False,
+            compile_learner=self.compile_learner or "all",
+            compile_rollout=self.compile_rollout or "step",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """One DreamerV3 run. A step is one action of one environment stream.
 
@@ -41,6 +93,7 @@ class TrainConfig:
         env: Task and environments.
         agent: Networks, objective and optimizer.
         replay: Where the steps are kept.
+        optimization: How the learner's update runs: eager, compiled, captured.
         steps: Environment steps of the whole run, all streams together.
         seed: Of parameters, environments, replay and every draw.
         batch_size: Sequences in a batch.
@@ -53,7 +106,8 @@ class TrainConfig:
         log_every: Steps between rows of averaged learner metrics.
         eval_every: Steps between evaluations; 0 means only at the end.
         eval_episodes: Episodes of an evaluation; 0 for none.
-        stop_return: End the run early, once the mean returns of two evaluations in a row reach this; None never does.
+        stop_return: End the run early, once the mean return of an evaluation reaches this, and that of another on other
+            episodes too; None never does.
         save_every: Steps between checkpoints; 0 means only at the end.
         keep: Checkpoints to keep, the newest.
         video: Record one episode at each evaluation; for image observations also the model's open-loop prediction.
@@ -63,6 +117,7 @@ class TrainConfig:
     env: EnvConfig = field(default_factory=lambda: EnvConfig(task="CartPole-v1"))
     agent: DreamerConfig = field(default_factory=DreamerConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
     steps: int = 1_100_000
     seed: int = 0
     batch_size: int = 16
@@ -129,6 +184,13 @@ RESUMABLE = (
     "replay.save",
     "replay.memory_mib",
 )
+KEEPS_NUMBERS = frozenset(OptimizationConfig.__dataclass_fields__) - {"mixed_precision"}
+
+
+def is_resumable(name: str) -> bool:
+    """True if a resumed run may change the field of this dotted name."""
+    part, _, rest = name.partition(".")
+    return name in RESUMABLE or (part == "optimization" and rest in KEEPS_NUMBERS)
 
 
 def _run(task: str, steps: int, num_envs: int, train_ratio: float, **env: object) -> TrainConfig:
@@ -202,9 +264,9 @@ def _quick(task: str, num_envs: int, **changes: Any) -> TrainConfig:
 
 
 def _demo() -> TrainConfig:
-    """CartPole-v1 on a laptop CPU in minutes; ends once ten episodes twice average 475 of 500 (make demo)."""
-    run = _quick("CartPole-v1", 8, steps=20_000, train_ratio=64.0, eval_every=1000, stop_return=475.0)
-    return replace(run, agent=replace(run.agent, entropy_scale=3e-3))
+    """CartPole-v1 on a laptop CPU in minutes; ends once twice ten episodes average 475 of 500 (make demo)."""
+    run = _quick("CartPole-v1", 8, steps=20_000, train_ratio=64.0, eval_every=500, stop_return=475.0)
+    return replace(run, agent=replace(run.agent, entropy_scale=3e-3, decay_steps=2500))
 
 
 def _pendulum() -> TrainConfig:

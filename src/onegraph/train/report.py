@@ -8,6 +8,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from onegraph.dreamer.loss import DreamerV3Loss
+from onegraph.dreamer.scan import Recurrence
 from onegraph.nn.distributions import sample_one_hot
 from onegraph.train.video import grid
 
@@ -36,12 +37,13 @@ def open_loop(loss: DreamerV3Loss, batch: TensorDictBase, *, context: int = 5) -
         noise = loss.draw_noise(size, length, batch["reward"].device).posterior
     action, first = loss.behavior.actor.encode(batch["action"]), batch["is_first"]
     seen = slice(None, context)
-    rollout = model.observe(
-        model.encoder(batch["observation"])[:, seen],
-        action[:, seen],
-        first[:, seen],
+    # The plain loop: a compiled rollout would compile anew for these shapes.
+    rollout = Recurrence(model.prior, model.posterior)(
         batch["belief"][:, 0].float(),
         batch["state"][:, 0].float(),
+        action[:, seen],
+        model.encoder(batch["observation"])[:, seen],
+        first[:, seen],
         noise[:, seen],
     )
     beliefs, states = [*rollout.belief.unbind(1)], [*rollout.state.unbind(1)]
