@@ -104,7 +104,9 @@ class Imagine:
         """
         belief, state = belief.detach(), state.detach()
         if (self.is_compiled or torch.compiler.is_compiling()) and belief.shape[0]:
-            beliefs, states, actions = self._scan((belief.contiguous(), state.contiguous()), (action_noise, state_noise))
+            beliefs, states, actions = self._scan(
+                (belief.contiguous(), state.contiguous()), (action_noise, state_noise)
+            )
         else:
             outputs, carry = [], (belief, state)
             for noise in zip(action_noise, state_noise):

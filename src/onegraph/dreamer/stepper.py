@@ -55,7 +55,9 @@ class DreamerV3OptimizationStepper(OptimizationStepper):
     ):
         unroll = rssm_scan_unroll
         if unroll is not None and (not isinstance(unroll, int) or isinstance(unroll, bool) or unroll < 1):
-            raise ValueError(f"stepper: rssm_scan_unroll is {unroll!r}; it must be None or a whole number of at least 1")
+            raise ValueError(
+                f"stepper: rssm_scan_unroll is {unroll!r}; it must be None or a whole number of at least 1"
+            )
         self.rssm_scan_unroll = unroll
         super().__init__(
             loss_module,

@@ -65,7 +65,7 @@ class Region:
     ):
         self.function = function
         self.name = name
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "mode": mode,
             "fullgraph": fullgraph,
             "dynamic": dynamic,
@@ -73,7 +73,7 @@ class Region:
             "backend": backend,
         }
         # "default" is passed as None: the two mean the same, and other backends know no modes.
-        settings = self.settings | {"mode": None if mode == "default" else mode}
+        settings: dict[str, Any] = self.settings | {"mode": None if mode == "default" else mode}
         self._compiled = torch.compile(_with_own_code(function, name), **settings)
         self._num_graphs = 0
 

@@ -259,12 +259,13 @@ class CapturedStep:
 
     def _check_addresses(self) -> None:
         parameters, gradients, buffers = self._addresses
+        find_parameter = self.parameters.get
         for kind, known, find, reasons in (
-            ("parameter", parameters, self.parameters.get, "load_state_dict(assign=True) or .to()"),
+            ("parameter", parameters, find_parameter, "load_state_dict(assign=True) or .to()"),
             (
                 "gradient",
                 gradients,
-                lambda name: self.parameters[name].grad,
+                lambda name: getattr(find_parameter(name), "grad", None),
                 "zero_grad(set_to_none=True), another backward or .to()",
             ),
             ("buffer", buffers, self.buffers.get, "load_state_dict(assign=True), .to() or an assignment"),

@@ -28,6 +28,9 @@ from torch.func import functional_call, vjp
 from onegraph.stepper.compile import Region
 
 Tensors = tuple[Tensor, ...]
+# Operators are called with autograd's dispatch keys excluded or not, depending on the caller; the compiled steps guard on
+# that, so it is made the same for all of them.
+_SAME_STATE = torch._C._AutoDispatchBelowAutograd
 _keys = itertools.count(1)
 _scans: WeakValueDictionary[int, Scan] = WeakValueDictionary()
 
@@ -134,7 +137,7 @@ def _backward(
             with _autocast(carry[0].device, dtype):
                 return functional_call(step, params, (*carry, *inputs))
 
-        _, pull = vjp(run, *(c[t] for c in carries))
+        pull = vjp(run, *(c[t] for c in carries))[1]
         num = len(carries)
         cotangents = tuple(g[t] + carried[i] if i < num else g[t] for i, g in enumerate(grads))
         carried = pull(cotangents)
@@ -148,7 +151,7 @@ def _scan_op(
     scan = _scans[key]
     length = xs[0].shape[0]
     parts = []
-    with torch.no_grad(), _autocast(carry[0].device, dtype):
+    with _SAME_STATE(), torch.no_grad(), _autocast(carry[0].device, dtype):
         state = tuple(c.detach() for c in carry)
         named = scan.named([p.detach() for p in params])
         for start, stop in _chunks(length, scan.unroll):
@@ -159,9 +162,7 @@ def _scan_op(
 
 
 @_scan_op.register_fake
-def _(
-    carry: list[Tensor], xs: list[Tensor], params: list[Tensor], key: int, dtype: torch.dtype | None
-) -> list[Tensor]:
+def _(carry: list[Tensor], xs: list[Tensor], params: list[Tensor], key: int, dtype: torch.dtype | None) -> list[Tensor]:
     scan = _scans[key]
     with _autocast(carry[0].device, dtype):
         outputs = functional_call(scan.step, scan.named(params), (*carry, *(x[0] for x in xs)))
@@ -183,7 +184,7 @@ def _scan_backward_op(
     named = scan.named([p.detach() for p in params])
     length = xs[0].shape[0]
     carries = tuple(torch.cat([c.detach().unsqueeze(0), out[:-1]]) for c, out in zip(carry, outputs))
-    with torch.no_grad():
+    with _SAME_STATE(), torch.no_grad():
         carried = tuple(torch.zeros_like(c) for c in carry)
         added: list[Tensors] = []
         for start, stop in reversed(list(_chunks(length, scan.unroll))):
@@ -201,7 +202,7 @@ def _scan_backward_op(
         with _autocast(rows[0].device, dtype):
             return functional_call(scan.step, values, (*rows, *(some.get(i, x) for i, x in enumerate(inputs))))
 
-    _, pull = vjp(run, named, wanted)
+    pull = vjp(run, named, wanted)[1]
     by_name, by_index = pull(tuple(g.flatten(0, 1) for g in totals))
     x_grads = [by_index[i].reshape(xs[i].shape) for i in wanted]
     return [*(c.clone() for c in carried), *(g.clone() for g in x_grads), *(by_name[n].clone() for n in scan.names)]

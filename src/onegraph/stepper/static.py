@@ -164,10 +164,15 @@ class Live(Mapping[str, Any]):
             path, _, local = name.rpartition(".")
             self._tables[name] = (getattr(module.get_submodule(path), f"_{kind}"), local)
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """The tensor, or `default` where the module has lost it."""
+        entry = self._tables.get(key)
+        value = None if entry is None else entry[0].get(entry[1])
+        return default if value is None else value
+
     def __getitem__(self, name: str) -> Any:
         """Raises KeyError where the module has lost the tensor."""
-        table, local = self._tables[name]
-        value = table[local]
+        value = self.get(name)
         if value is None:
             raise KeyError(name)
         return value

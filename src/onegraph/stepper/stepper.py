@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from onegraph.optim import TargetNetUpdater
 from onegraph.stepper.compile import Region, compiled_scope
-from onegraph.stepper.graph import BatchSpec, CapturedStep, CudaGraph, Graph, preserved_rng
+from onegraph.stepper.graph import BatchSpec, CapturedStep, CudaGraph, Graph, Live, preserved_rng
 from onegraph.stepper.modes import check_mode
 
 Draws = Mapping[str, Tensor]
@@ -114,15 +114,20 @@ class OptimizationStepper:
         if compiled:
             self.check_scopes()
             self.prepare_compile()
+        if self._captured is not None:
+            self._captured.reset()
         self._region = self._captured = None
         if compiled:
             self._region = Region(self._compute, "train step", mode=self._inductor_mode(captured))
         inputs = self._inputs(sample)
         with preserved_rng(), self._preserved(keep_gradients=not captured):
             if captured:
-                parameters = {n: p for n, p in self.loss_module.named_parameters() if p.requires_grad}
                 step = CapturedStep(
-                    self._forward_backward, parameters, self._make_graph(device), warmup_steps=self.warmup_steps
+                    self._forward_backward,
+                    Live(self.loss_module),
+                    self._make_graph(device),
+                    warmup_steps=self.warmup_steps,
+                    buffers=Live(self.loss_module, "buffers"),
                 )
                 step.capture(self._with_draws(inputs))
                 self._captured = step
@@ -178,7 +183,7 @@ class OptimizationStepper:
             self.target_updater.step()
         return metrics
 
-    def draw(self, batch: TensorDictBase) -> Draws | None:  # noqa: ARG002
+    def draw(self, batch: TensorDictBase) -> Draws | None:
         """Hook: random numbers of one update, drawn from the global generators before the compiled region.
 
         They are passed to the loss module as keyword arguments. None: the loss module draws for itself.
@@ -232,11 +237,12 @@ class OptimizationStepper:
         return TensorDict(parts, [], device=device_of(inputs))
 
     def _compute(self, batch: TensorDictBase, draws: dict[str, Tensor] | None) -> tuple[Tensor, TensorDictBase]:
-        """Forward: the total with gradient, and everything that the loss returned. What a compiled step traces."""
+        """Forward: the total with gradient, and what the loss returned without. What a compiled step traces."""
         device = device_of(batch)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.mixed_precision):
             losses = self.loss_module(batch) if draws is None else self.loss_module(batch, **self.as_arguments(draws))
-        return total_loss(losses), losses
+        # Detached here, so that the graph has one differentiable output and its backward one incoming gradient.
+        return total_loss(losses), losses.detach()
 
     def as_arguments(self, draws: dict[str, Tensor]) -> dict[str, Any]:
         """Hook: keyword arguments of the loss module made of `draw`'s result."""
@@ -246,9 +252,8 @@ class OptimizationStepper:
         """Fills `.grad` and returns metrics and features, detached."""
         draws: dict[str, Tensor] | None = batch["draws"].to_dict() if "draws" in batch else None
         compute = self._compute if self._region is None else self._region
-        total, losses = compute(batch["batch"], draws)
+        total, out = compute(batch["batch"], draws)
         total.backward()
-        out = losses.detach()
         metrics = out.get("metrics", None)
         out["metrics"] = TensorDict({}, []) if metrics is None else metrics
         out["metrics", "loss/total"] = total.detach()
@@ -296,7 +301,8 @@ def device_of(batch: TensorDictBase) -> torch.device:
     """Device of a batch: its own, or its first tensor's."""
     if batch.device is not None:
         return batch.device
-    return next(iter(batch.values(True, True))).device
+    first: Any = next(iter(batch.values(True, True)))
+    return first.device
 
 
 def average_gradients(module: nn.Module) -> None:

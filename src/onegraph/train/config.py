@@ -266,7 +266,7 @@ def _quick(task: str, num_envs: int, **changes: Any) -> TrainConfig:
 def _demo() -> TrainConfig:
     """CartPole-v1 on a laptop CPU in minutes; ends once twice ten episodes average 475 of 500 (make demo)."""
     run = _quick("CartPole-v1", 8, steps=20_000, train_ratio=64.0, eval_every=500, stop_return=475.0)
-    return replace(run, agent=replace(run.agent, entropy_scale=3e-3, decay_steps=2500))
+    return replace(run, agent=replace(run.agent, entropy_scale=3e-3, decay_steps=5000))
 
 
 def _pendulum() -> TrainConfig:
