@@ -25,7 +25,7 @@ ALLOWED = {("stepper", "optim")}
 
 # Where a package of the core or of an extra may be imported. gymnasium is the interface of the whole envs package.
 HOMES = {
-    "tyro": {"cli.py"},
+    "tyro": {"cli/arguments.py"},
     "rich": {"train/log.py"},
     "tensorboard": {"train/log.py"},
     "wandb": {"train/log.py"},

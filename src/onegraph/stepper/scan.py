@@ -30,7 +30,7 @@ from onegraph.stepper.compile import Region
 Tensors = tuple[Tensor, ...]
 # Operators are called with autograd's dispatch keys excluded or not, depending on the caller; the compiled steps guard on
 # that, so it is made the same for all of them.
-_SAME_STATE = torch._C._AutoDispatchBelowAutograd
+_SAME_STATE = torch._C._AutoDispatchBelowADInplaceOrView
 _keys = itertools.count(1)
 _scans: WeakValueDictionary[int, Scan] = WeakValueDictionary()
 
@@ -152,7 +152,7 @@ def _scan_op(
     length = xs[0].shape[0]
     parts = []
     with _SAME_STATE(), torch.no_grad(), _autocast(carry[0].device, dtype):
-        state = tuple(c.detach() for c in carry)
+        state, xs = tuple(c.detach() for c in carry), [x.detach() for x in xs]
         named = scan.named([p.detach() for p in params])
         for start, stop in _chunks(length, scan.unroll):
             part = scan.forward_region(scan.step, named, state, tuple(x[start:stop] for x in xs))
@@ -182,6 +182,7 @@ def _scan_backward_op(
 ) -> list[Tensor]:
     scan = _scans[key]
     named = scan.named([p.detach() for p in params])
+    outputs, xs, grads = ([t.detach() for t in group] for group in (outputs, xs, grads))
     length = xs[0].shape[0]
     carries = tuple(torch.cat([c.detach().unsqueeze(0), out[:-1]]) for c, out in zip(carry, outputs))
     with _SAME_STATE(), torch.no_grad():
