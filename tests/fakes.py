@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from onegraph.dreamer.config import DreamerConfig, sized
 from onegraph.dreamer.loss import DreamerV3Loss
 from onegraph.specs import ArraySpec
+from onegraph.train.audit import random_entry
 
 MICRO = replace(
     sized("tiny"),
@@ -39,15 +40,6 @@ def micro_loss(
     config: DreamerConfig = MICRO,
 ) -> DreamerV3Loss:
     return DreamerV3Loss(config, observation or {"vector": VECTOR}, action or {"action": MOVE})
-
-
-def random_entry(spec: ArraySpec, batch: tuple[int, ...]) -> torch.Tensor:
-    if spec.num_classes is not None:
-        counts = torch.tensor(spec.num_classes)
-        return (torch.rand(*batch, len(counts)) * counts).int().reshape(*batch, *spec.shape)
-    if spec.dtype == "uint8":
-        return torch.randint(0, 256, (*batch, *spec.shape), dtype=torch.uint8)
-    return torch.randn(*batch, *spec.shape)
 
 
 def random_batch(loss: DreamerV3Loss, size: tuple[int, int] = (3, 6)) -> TensorDict:

@@ -58,7 +58,7 @@ def test_right_modes_pass() -> None:
     assert [m.name for m in found.modes] == ["eager", "cudagraph", "train_step"]
     assert found.is_ok, found
     assert all(len(m.updates) == 2 for m in found.modes)
-    assert found.modes[1].is_emulated == (not torch.cuda.is_available())
+    assert found.modes[1].is_emulated  # this learner lives on the CPU, whatever the machine has
     assert found.modes[2].num_graphs > 0
 
 

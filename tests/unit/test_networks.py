@@ -16,8 +16,9 @@ from onegraph.dreamer.rssm import RSSMPosteriorV3, RSSMPriorV3, bound_action
 from onegraph.dreamer.scan import Recurrence
 from onegraph.nn.layers import BlockLinear, ImageDecoder, ImageEncoder, RMSNorm
 from onegraph.specs import ArraySpec
+from onegraph.train.audit import random_entry
 
-from ..fakes import FLAGS, GRIP, IMAGE, MOVE, SCALAR, TOKEN, VECTOR, micro_loss, random_entry
+from ..fakes import FLAGS, GRIP, IMAGE, MOVE, SCALAR, TOKEN, VECTOR, micro_loss
 
 F32 = "float32"
 WALKER = (

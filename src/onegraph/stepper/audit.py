@@ -317,7 +317,7 @@ class _Runner:
                 for i in range(self.updates):
                     watch.when = f"update {i}"
                     compared.append(compare(reference[i], self._update(stepper, i), tolerances, i))
-                for i, _ in _falling_rates(stepper.optimizer, self.updates, self.further):
+                for i in _falling_rates(stepper.optimizer, self.updates, self.further):
                     watch.when = f"update {i}"
                     batch = self._batch(subject, i)
                     _seed_all(self.seed + i)
@@ -369,7 +369,7 @@ class _Runner:
         return is_emulated
 
 
-def _falling_rates(optimizer: torch.optim.Optimizer, first: int, count: int) -> Iterator[tuple[int, float]]:
+def _falling_rates(optimizer: torch.optim.Optimizer, first: int, count: int) -> Iterator[int]:
     """Indices of the further updates, each with another learning rate, set in place where it is a tensor."""
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     for k in range(count):
@@ -379,7 +379,7 @@ def _falling_rates(optimizer: torch.optim.Optimizer, first: int, count: int) -> 
                 group["lr"].fill_(rate * share)
             else:
                 group["lr"] = rate * share
-        yield first + k, share
+        yield first + k
 
 
 def _named(module: nn.Module) -> dict[str, Tensor]:
