@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from onegraph.train.plot import learning_curve, read_run
+from onegraph.train.plot import _smooth, learning_curve, read_run
 
 PNG = b"\x89PNG\r\n"
 
@@ -159,3 +159,13 @@ def test_no_global_state_and_no_torch(tmp_path):
         "sys.exit('matplotlib.pyplot' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(run)], check=False).returncode == 0
+
+
+def test_few_points_are_joined_and_many_are_smoothed():
+    x = np.arange(8) * 500.0
+    y = np.array([20.0, 48, 94, 128, 209, 208, 395, 500])
+    assert all(got is want for got, want in zip(_smooth(x, y), (x, y)))
+    x = np.arange(1000.0)
+    noise = np.random.default_rng(0).normal(size=1000)
+    places, values = _smooth(x, 2 * x + noise)
+    assert np.abs(values - 2 * places).max() < 1.0  # the noise itself reaches 3

@@ -17,6 +17,7 @@ from onegraph.config import suggest
 
 Curve = tuple[np.ndarray, np.ndarray]
 _MAX_POINTS = 3000
+_FEW_POINTS = 50  # the window's width is a 50th of the axis: with fewer, it holds no two of them
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by colour-blind readers
 _REFERENCE_COLORS = ("#555555", "#999999", "#333333")
 
@@ -230,7 +231,12 @@ def _binned(x: np.ndarray, y: np.ndarray, edges: np.ndarray, centers: np.ndarray
 
 
 def _smooth(x: np.ndarray, y: np.ndarray) -> Curve:
-    """Local straight lines under a Gaussian window, at 200 places: unbiased at both ends, whatever the spacing."""
+    """Local straight lines under a Gaussian window, at 200 places: unbiased at both ends, whatever the spacing.
+
+    Points too few to average come back as they are: a window between two of them would draw stairs.
+    """
+    if len(x) <= _FEW_POINTS:
+        return x, y
     places = np.linspace(x[0], x[-1], 200) if x[-1] > x[0] else x[:1]
     width = max((x[-1] - x[0]) / 50, 1e-9)
     values = np.empty_like(places)
