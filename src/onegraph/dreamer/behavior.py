@@ -37,7 +37,7 @@ def lambda_return(
         lmbda: Weight of the longer return.
 
     Returns:
-        R_0 .. R_{n-1}, [..., n].
+        R_0 .. R_{n-1}, [..., n]; without gradient, for they are targets.
 
     Raises:
         ValueError: Shapes differ or there are fewer than two steps.
@@ -50,13 +50,22 @@ def lambda_return(
     live = (1 - terminal) * discount
     cont = (1 - last) * lmbda
     interim = reward + (1 - cont) * live * boot
-    carry = live * cont
-    value = boot[..., -1]
+    return _lambda_sum(interim[..., 1:], (live * cont)[..., 1:], boot[..., -1])
+
+
+# One operator for torch.compile: unrolled, the steps of the recursion were the slowest kernel to compile.
+@torch.library.custom_op("onegraph::lambda_sum", mutates_args=())
+def _lambda_sum(interim: Tensor, carry: Tensor, value: Tensor) -> Tensor:
     returns = []
-    for t in range(reward.shape[-1] - 1, 0, -1):
-        value = interim[..., t] + carry[..., t] * value
+    for now, weight in zip(interim.unbind(-1)[::-1], carry.unbind(-1)[::-1]):
+        value = now + weight * value
         returns.append(value)
     return torch.stack(returns[::-1], -1)
+
+
+@_lambda_sum.register_fake
+def _(interim: Tensor, carry: Tensor, value: Tensor) -> Tensor:
+    return interim.new_empty(interim.shape)
 
 
 class ReturnNormaliser(nn.Module):
